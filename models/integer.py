@@ -6,8 +6,8 @@ on the order of the additions. Everything between two products is computed in fl
 almost never moves a code: a quantised model has the same tokens in every layout, with every
 drafter, and in transformers (`as_reference`)."""
 
-from collections.abc import Callable
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -145,15 +145,19 @@ class ReferenceNorm(nn.Module):
         return wide_norm(x, self.weight, self.eps)
 
 
-def as_reference(load: Callable[[torch.dtype], Any], dtype: torch.dtype, kind: str) -> Any:
-    """A model of transformers with the arithmetic of a quantised target whose pool has a dtype.
-    load: loads it in a dtype."""
-    if kind == FULL:
-        return load(dtype)
-    model = load(dtype).double()
-    from transformers import AttentionInterface, AttentionMaskInterface
+def as_reference(folder: Path, dtype: torch.dtype, kind: str) -> Any:
+    """A checkpoint in transformers, in a dtype; with the arithmetic of a target whose weights have
+    this kind and whose pool has the dtype."""
+    from transformers import AttentionInterface, AttentionMaskInterface, AutoModelForCausalLM
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
     from transformers.masking_utils import sdpa_mask
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).train(False)
+    if kind == FULL:
+        return model
+    model = model.double()
 
     def attention(
         module: Any, q: Tensor, k: Tensor, v: Tensor, attention_mask: Any, **named: Any

@@ -17,7 +17,7 @@ import yaml
 
 from ..errors import Code, UsageError
 from ..limits import disturbance
-from ..prepare.options import SESSION, RunOptions
+from ..prepare.options import SESSION, BenchOptions, RunOptions
 from ..record.run_folder import RunFolder
 from ..shell import complain, deliver, json_text
 from .experiment import (
@@ -25,7 +25,6 @@ from .experiment import (
     COMPARED,
     FIGURES,
     PARTS,
-    BenchOptions,
     Figure,
     Prepared,
     axis_of,
@@ -38,7 +37,7 @@ MOST_GRAPHS = 26
 MOST_POINTS = 256
 MOST_SHOWN = 20  # problems and changes of an experiment
 REQUEST_FILE = "asked.json"  # what an interrupted experiment goes on with
-OF_THIS_CALL = ("out", "baseline", "plot")  # options that are not in it
+OF_THIS_CALL = ("out", "resume", "baseline", "plot", "tune", "listed")  # not in it
 LEAST = 0.05  # of a figure from clocks: less is not called a change, however sure it is
 EXACT = 0.01  # of one that only what is computed decides
 
@@ -48,7 +47,7 @@ def compare_command(sides: Sequence[str], options: RunOptions, out: Path | None 
     if not 2 <= len(sides) <= MOST_GRAPHS:
         raise UsageError(f"compare takes from 2 to {MOST_GRAPHS} graphs, not {len(sides)}")
     experiment = experiment_of_sides("compare", sides, repeats=1, figures=COMPARED)
-    return _report(prepare_experiment(experiment, options), options, out)
+    return _report(prepare_experiment(experiment, options), options, BenchOptions(out=out))
 
 
 def sweep_command(
@@ -58,7 +57,7 @@ def sweep_command(
     experiment = experiment_of_sides(
         "sweep", [graph], vary=grid_of(vary), repeats=1, figures=COMPARED
     )
-    return _report(prepare_experiment(experiment, options), options, out)
+    return _report(prepare_experiment(experiment, options), options, BenchOptions(out=out))
 
 
 def grid_of(vary: Sequence[str]) -> dict[str, tuple[str, ...]]:
@@ -75,12 +74,10 @@ def grid_of(vary: Sequence[str]) -> dict[str, tuple[str, ...]]:
     return axes
 
 
-def bench_command(
-    bench_options: BenchOptions, options: RunOptions, resume: Path | None = None
-) -> int:
-    """Measure an experiment; resume: the folder of an interrupted one."""
-    if resume is not None:
-        bench_options, options = _resumed(resume, bench_options, options)
+def bench_command(bench_options: BenchOptions, options: RunOptions) -> int:
+    """Measure an experiment, or go on with an interrupted one."""
+    if bench_options.resume is not None:
+        bench_options, options = _resumed(bench_options.resume, bench_options, options)
     baseline = None if bench_options.baseline is None else _read_baseline(bench_options.baseline)
     if bench_options.plot and find_spec("matplotlib") is None:
         raise UsageError("--plot needs matplotlib: pip install 'specsot[plot]'")
@@ -88,20 +85,20 @@ def bench_command(
         raise UsageError("--plot: name a folder for the pictures with --out DIR")
     experiment, source = experiment_of(bench_options)
     prepared = prepare_experiment(experiment, options, source)
-    return _report(prepared, options, bench_options.out, bench_options, baseline=baseline)
+    return _report(prepared, options, bench_options, baseline)
 
 
 def _report(
     prepared: Prepared,
     options: RunOptions,
-    out: Path | None,
-    bench_options: BenchOptions | None = None,
+    bench_options: BenchOptions,
     baseline: Mapping[str, Any] | None = None,
 ) -> int:
-    """Measure, deliver table and notes, report problems. bench_options: saved for `--resume`."""
+    """Measure, deliver table and notes, report problems. The options of an experiment that they
+    name are saved for `--resume`."""
     experiment = prepared.experiment
-    files = None if out is None else RunFolder.at(out)
-    if files is not None and bench_options and not (files.path / REQUEST_FILE).exists():
+    files = None if bench_options.out is None else RunFolder.at(bench_options.out)
+    if files is not None and bench_options.refs and not (files.path / REQUEST_FILE).exists():
         values = {name: getattr(options, name) for name in (*SESSION, "prompts")}
         asked = {n: v for n, v in asdict(bench_options).items() if n not in OF_THIS_CALL}
         changed = {name: value for name, value in values.items() if value not in (None, ())}
@@ -139,7 +136,7 @@ def _report(
         facts = [*measured, f"command: `{result['setup']['command']}`"]
         files.write_text("table.csv", render.csv_of(rows))
         files.write_text("table.md", render.page(experiment, rows, [*notes, *best], facts))
-        if bench_options and bench_options.plot:
+        if bench_options.plot:
             render.draw_all(experiment, rows, files.path)
     text = json_text(result)
     if not options.as_json:
@@ -155,7 +152,7 @@ def _report(
         complain(f"{branches} where equality is promised")
     every = len(prepared.prompts.items) * experiment.repeats
     if result["rounds"] < every:
-        hint = "" if out is None else "; the same command continues there"
+        hint = "" if files is None else "; the same command continues there"
         complain(f"{result['status']} after {result['rounds']} of {every} rounds{hint}")
     for fault in faults:
         complain(fault)
@@ -165,8 +162,8 @@ def _report(
 def _resumed(
     folder: Path, bench_options: BenchOptions, options: RunOptions
 ) -> tuple[BenchOptions, RunOptions]:
-    now: dict[str, Any] = {"baseline": bench_options.baseline, "plot": bench_options.plot}
-    if bench_options != BenchOptions((), **now):
+    now: dict[str, Any] = {n: getattr(bench_options, n) for n in ("resume", "baseline", "plot")}
+    if bench_options != BenchOptions(**now):
         raise UsageError("--resume DIR continues with the original options and accepts no others")
     try:
         saved = json.loads((folder / REQUEST_FILE).read_text(encoding="utf-8"))

@@ -20,7 +20,7 @@ from ..errors import LacksDrafterError, UsageError
 from ..prepare.files import FOLDER, SHIPPED, graph_names, is_graph, read_source
 from ..prepare.inputs import Prompts, read_file
 from ..prepare.job import Job, prepare
-from ..prepare.options import Budget, Device, Dtype, RunOptions, Seed, Threads, WeightFormat
+from ..prepare.options import BenchOptions, ExperimentOptions, RunOptions
 
 if TYPE_CHECKING:
     from .sides import SideRun
@@ -66,20 +66,6 @@ class Plot(Spec):
 
     y: Text
     x: Text | None = None
-
-
-class ExperimentOptions(Spec):
-    """Options of `specsot run`, for all sides; those of the command line win."""
-
-    profile: Text | None = None
-    model: Text | None = None
-    drafter_model: Text | None = None
-    seed: Seed | None = None
-    device: Device | None = None
-    dtype: Dtype | None = None
-    weights: WeightFormat | None = None
-    threads: Threads | None = None
-    max_new_tokens: Budget | None = None
 
 
 class Experiment(Spec):
@@ -188,8 +174,7 @@ def read_experiment(file: Path) -> tuple[Experiment, Source]:
 def _unknown(experiment: Experiment, source: Source) -> Iterator[Problem]:
     for key in ("sides", "against"):
         for at, side in enumerate(getattr(experiment, key)):
-            name = read_side(side)[0]
-            if not (name in PEERS or is_graph(name)):
+            if (name := read_side(side)[0]) not in PEERS and not is_graph(name):
                 words = f"no graph {name!r}, nor a peer{hint(name, [*graph_names(), *PEERS])}"
                 yield source.problem((key, at), words, ProblemCode.NO_SIDE)
     names: dict[Place, str] = {("figures", at): name for at, name in enumerate(experiment.figures)}
@@ -236,20 +221,6 @@ def references_of(experiment: Experiment, entries: Sequence[Entry]) -> list[int]
 def text_of(value: Any) -> str:
     """As `--set` takes it; JSON is YAML."""
     return value if isinstance(value, str) else json.dumps(value)
-
-
-@dataclass(frozen=True, slots=True)
-class BenchOptions:
-    """The options of `specsot bench` alone; refs: an experiment, or graphs and peers."""
-
-    refs: Sequence[str]
-    against: str | None = None
-    vary: Sequence[str] = ()
-    repeats: int | None = None
-    count: int | None = None
-    out: Path | None = None
-    baseline: Path | None = None
-    plot: bool = False
 
 
 def experiment_of_sides(name: str, sides: Sequence[str], **values: Any) -> Experiment:
@@ -328,8 +299,7 @@ def experiment_of(bench_options: BenchOptions) -> tuple[Experiment, Source | Non
 
 def _check_sides(sides: Sequence[str], option: str) -> None:
     for side in sides:
-        name = read_side(side)[0]
-        if not (name in PEERS or is_graph(name)):
+        if (name := read_side(side)[0]) not in PEERS and not is_graph(name):
             near = hint(side, [*experiment_names(), *graph_names(), *PEERS])
             raise UsageError(f"{option}{side}: no experiment, graph or peer{near}")
 

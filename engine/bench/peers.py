@@ -18,8 +18,7 @@ import gguf
 import numpy as np
 import torch
 from gguf import GGMLQuantizationType as Stored
-from transformers import AutoModelForCausalLM, GenerationConfig
-from transformers.utils import logging
+from transformers import GenerationConfig
 
 from ...models.codes import FULL
 from ...models.files import ModelError
@@ -153,11 +152,9 @@ def _peer(name: str, side: Side, load: Callable[..., Any]) -> Peer:
 
 
 def _load(folder: Path, dtype: str, device: str, weights: str = "full") -> Any:
-    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-    load = partial(AutoModelForCausalLM.from_pretrained, folder)
-    model: Any = as_reference(lambda own: load(dtype=own), getattr(torch, dtype), weights)
+    model = as_reference(folder, getattr(torch, dtype), weights)
     model.generation_config = Generation()  # not what a checkpoint suggests
-    return model.to(device).train(False)
+    return model.to(device)
 
 
 KINDS = {"int8": Stored.Q8_0, "int4": Stored.Q4_0}

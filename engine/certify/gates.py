@@ -74,7 +74,7 @@ class ProbedRun:
         return Rig(self.bench).probe(replace(self.trial, dtype="float64"))
 
     @cached_property
-    def repeat(self) -> Repeat | None:
+    def repeat(self) -> Repeat:
         return self.bench.repeat(self.side, lambda: self.again().requests)
 
     def agree(self, expected: Sequence[Sequence[int]]) -> list[str]:

@@ -5,7 +5,7 @@ Everything runs through the graph's ops on its models; only settings change, as 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -68,20 +68,13 @@ class Transformers:
 
     def model(self, dtype: str) -> Any:
         """Raises ModelError: transformers cannot load it."""
-        from transformers import AutoModelForCausalLM
-        from transformers.utils import logging
-
         if dtype not in self._loaded:
-            logging.disable_progress_bar()  # type: ignore[no-untyped-call]
             try:
-                load = partial(AutoModelForCausalLM.from_pretrained, self.folder)
-                model = as_reference(
-                    lambda own: load(dtype=own), getattr(torch, dtype), self.weights
-                )
+                model = as_reference(self.folder, getattr(torch, dtype), self.weights)
             except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:
                 reason = "transformers cannot load it, so there is no reference: "
                 raise ModelError(self.folder, reason + first_line(error)) from None
-            self._loaded[dtype] = model.train(False).to(self.device)
+            self._loaded[dtype] = model.to(self.device)
         return self._loaded[dtype]
 
     def logits(self, ids: Sequence[int], dtype: str, segments: Segments = ()) -> Tensor:
@@ -199,20 +192,19 @@ class Bench:
     def tally(self) -> "TeacherTally":
         return TeacherTally(self.reference, self.dtype)
 
-    def repeat(self, side: Side, rerun: Callable[[], Iterable[Request]]) -> "Repeat | None":
-        """Whether a rerun in float64, once, at the first numeric tie, equals transformers in
-        float64; None for a run in float64, where nothing may differ."""
+    def repeat(self, side: Side, rerun: Callable[[], Iterable[Request]]) -> "Repeat":
+        """Whether a rerun in float64, once, at the first numeric tie, equals transformers."""
 
         @cache
         def repeat() -> bool:
             tally = TeacherTally(self.reference, "float64")
             for request in rerun():
-                tally.hold(side, request, None)
+                tally.hold(side, request, repeat)
             return tally.good
 
-        return None if self.dtype == "float64" else repeat
+        return repeat
 
-    def repeated(self, side: Side, prompt: Prompt) -> "Repeat | None":
+    def repeated(self, side: Side, prompt: Prompt) -> "Repeat":
         def rerun() -> Iterator[Request]:
             exact = replace(side.job, options=replace(side.job.options, dtype="float64"))
             for answer in self.answers([self.side(exact)], [prompt]):
@@ -268,7 +260,7 @@ class TeacherTally:
     def check(self, name: str, title: str, more: str = "", **figures: float) -> Check:
         return Check(name, self.good, {**self.figures, **figures}, f"{title}: {self.words}{more}")
 
-    def hold(self, side: Side, request: Request, repeat: Repeat | None) -> None:
+    def hold(self, side: Side, request: Request, repeat: Repeat) -> None:
         """Every branch that was decoded, the outline's first; repeat: called at a numeric tie."""
         self.prompts += 1
         for branch in request.all_branches():
@@ -279,14 +271,16 @@ class TeacherTally:
             if branch.finish in (Finish.STOP, Finish.LENGTH):
                 self.hold_branch(branch, context, repeat)
 
-    def hold_branch(self, branch: Branch, context: Sequence[int], repeat: Repeat | None) -> None:
-        """One answer; a numeric tie is counted, anything else that differs is a fault."""
+    def hold_branch(self, branch: Branch, context: Sequence[int], repeat: Repeat) -> None:
+        """One answer; a numeric tie is counted, anything else that differs is a fault. In float64
+        nothing may differ."""
         self.branches += 1
         self.tokens += len(branch.tokens)
         if (fault := self.first_wrong(branch, context)) is None:
             return
         text, margin = fault
-        if repeat is not None and margin is not None and margin < TIE and repeat():
+        near = margin is not None and margin < TIE and self.dtype != "float64"
+        if near and repeat():
             self.ties += 1
         else:
             shown = "" if margin is None else f" (margin {margin:.1e})"

@@ -72,9 +72,7 @@ def greedy_checks(bench: Bench) -> Iterator[Check]:
     yield judged("greedy/no marker text", words, figures, wrong)
 
 
-def _hold_generated(
-    side: Side, request: Request, tally: TeacherTally, repeat: Repeat | None
-) -> None:
+def _hold_generated(side: Side, request: Request, tally: TeacherTally, repeat: Repeat) -> None:
     """Branches whose rules and visibility `generate` has too."""
     tally.prompts += 1
     for branch, context in contexts(request, side.session.prompts):

@@ -7,8 +7,6 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from typer import Exit
-
 from ...states.text.prompts import PastTurn
 from ...states.text.tokens import PromptError
 from ..errors import Code
@@ -30,7 +28,7 @@ FINISH_NOTES = {"stop": "", "length": "cut at the budget", "cancelled": "stopped
 
 
 @takes(*MODELS)
-def chat(options: RunOptions, graph: str | None = graph_argument(GRAPH, metavar="GRAPH")) -> None:
+def chat(options: RunOptions, graph: str | None = graph_argument(GRAPH, metavar="GRAPH")) -> int:
     """Talk with the model: answers come as they are written, parts in reading order.
 
     Ctrl-C stops an answer; Ctrl-D or /quit ends, /new forgets what was said. Without a terminal
@@ -50,7 +48,7 @@ def chat(options: RunOptions, graph: str | None = graph_argument(GRAPH, metavar=
                 session.past.clear()
             elif text:
                 session.turn(text)
-    raise Exit(Code.FAILED if session.failed else Code.OK)
+    return Code.FAILED if session.failed else Code.OK
 
 
 def _lines() -> Iterator[str]:

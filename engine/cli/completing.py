@@ -117,4 +117,7 @@ BY_OPTION = {
     "profile": profiles_of,
     "model": targets_of,
     "drafter_model": targets_of,
+    "refs": benched_of,
+    "against": peers_of,
+    "vary": settings_of,
 }

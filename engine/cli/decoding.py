@@ -1,41 +1,22 @@
-"""`specsot compare | sweep | bench | certify | verify-run | simulate`; their modules are imported
-on use."""
+"""`specsot compare | sweep | bench | certify | simulate`; their modules are imported on use."""
 
 import re
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from textwrap import fill
 
-from typer import Exit
-
-from ..errors import UsageError
+from ..errors import Code, UsageError
 from ..prepare.files import open_graph
-from ..prepare.options import JSONL, OPTIONS, SESSION, RunOptions
+from ..prepare.options import AXIS, JSONL, SESSION, VALUES, BenchOptions, RunOptions
 from ..record.run_folder import find_run
 from ..shell import complain, print_json, put
-from .completing import benched_of, peers_of, settings_of
-from .options import (
-    JSON,
-    RUN,
-    RUNS_DIR,
-    SETS,
-    argument,
-    flag,
-    graph_argument,
-    option,
-    show_result,
-    takes,
-)
+from .completing import settings_of
+from .options import RUNS_DIR, SETS, flag, graph_argument, option, show_result, takes
 
 WIDTH = 96  # of the list of experiments
-PROMPTS = replace(
-    OPTIONS["prompts"], help=f".txt (one per line) or .jsonl {JSONL} [ten packaged ones]."
-)
+PROMPTS = f".txt (one per line) or .jsonl {JSONL} [ten packaged ones]."
 OUT = option("Folder for tables; an interrupted command continues there.", "--out", metavar="DIR")
 SIDES = "Shipped graphs or graph files; GRAPH@PATH=VALUE,... with settings of its own."
-VALUES = "Values of a setting; may be repeated."
-VARY = {"metavar": "PATH=VALUE,...", "autocompletion": settings_of}
 
 
 @takes("as_json", *SESSION, prompts=PROMPTS)
@@ -43,7 +24,7 @@ def compare(
     options: RunOptions,
     sides: list[str] = graph_argument(SIDES, ..., metavar="GRAPH GRAPH..."),
     out: Path | None = OUT,
-) -> None:
+) -> int:
     """Compare the tokens and the cost of graphs.
 
     Examples: `specsot compare bim_plain bim_eagle`,
@@ -51,16 +32,16 @@ def compare(
     `specsot compare graphs/bim_eagle.yaml mine.yaml --prompts questions.txt --json`."""
     from ..bench.command import compare_command
 
-    raise Exit(compare_command(tuple(sides), options, out))
+    return compare_command(tuple(sides), options, out)
 
 
 @takes("as_json", *SESSION, prompts=PROMPTS)
 def sweep(
     options: RunOptions,
     graph: str = graph_argument("A shipped graph or a graph file.", ..., metavar="GRAPH"),
-    vary: list[str] = option(VALUES, default=..., **VARY),
+    vary: list[str] = option(VALUES, default=..., metavar=AXIS, autocompletion=settings_of),
     out: Path | None = OUT,
-) -> None:
+) -> int:
     """Vary settings of a graph: every combination, compared as `specsot compare` does.
 
     Examples: `specsot sweep bim_eagle --vary drafter.num_draft_tokens=4,8,16`,
@@ -68,63 +49,23 @@ def sweep(
     """
     from ..bench.command import sweep_command
 
-    raise Exit(sweep_command(graph, tuple(vary), options, out))
+    return sweep_command(graph, tuple(vary), options, out)
 
 
 @takes("as_json", *SESSION, prompts=PROMPTS)
-def bench(
-    options: RunOptions,
-    refs: list[str] | None = argument(
-        "A shipped experiment or its file; or graphs (GRAPH@PATH=VALUE,...), hf, hf-assisted.",
-        metavar="EXPERIMENT | GRAPH...",
-        autocompletion=benched_of,
-    ),
-    against: str | None = option(
-        "Sides that do not vary: graphs, hf, hf-assisted, hf-lookup. Ratios are to the first.",
-        metavar="SIDE,...",
-        autocompletion=peers_of,
-    ),
-    vary: list[str] | None = option(f"{VALUES} parts=1,2,4: parts of a given outline.", **VARY),
-    repeats: int | None = option("Of every prompt [3].", min=1, max=1000),
-    count: int | None = option("Only the first N prompts.", min=1, max=1024),
-    out: Path | None = option("Folder for rounds, tables and pictures.", metavar="DIR"),
-    resume: Path | None = option("Continue an interrupted experiment.", metavar="DIR"),
-    baseline: Path | None = option(
-        "An earlier result.json; exit 6 if a figure got worse.", metavar="FILE"
-    ),
-    plot: bool = flag("Pictures too, SVG and PNG, into --out.", "--plot"),
-    tune: bool = flag(
-        "Instead: find the fastest tree sizes, draft lengths or blocks of GRAPH here, and"
-        " print a profile (profile.yaml in --out).",
-        "--tune",
-    ),
-    listed: bool = flag("Instead: the shipped experiments.", "--list"),
-) -> None:
+def bench(options: RunOptions, experiment: BenchOptions) -> int:
     """Measure experiments: paired, repeated, with intervals, beside transformers.
 
     Examples: `specsot bench --list`, `specsot bench drafters --out drafters --plot`,
     `specsot bench eagle dflash --against hf,hf-assisted --repeats 5`,
     `specsot bench drafters --baseline docs/benchmarks/drafters.json`,
     `specsot bench --tune bim_eagle --profile smollm2 --out tuned`."""
-    if listed:
+    if experiment.listed:
         _list_experiments(options.as_json)
-        return
+        return Code.OK
     from ..bench.command import bench_command, tune_command
-    from ..bench.experiment import BenchOptions
 
-    bench_options = BenchOptions(
-        refs=tuple(refs or ()),
-        against=against,
-        vary=tuple(vary or ()),
-        repeats=repeats,
-        count=count,
-        out=out,
-        baseline=baseline,
-        plot=plot,
-    )
-    if tune:
-        raise Exit(tune_command(bench_options, options))
-    raise Exit(bench_command(bench_options, options, resume))
+    return (tune_command if experiment.tune else bench_command)(experiment, options)
 
 
 def _list_experiments(as_json: bool) -> None:
@@ -154,7 +95,7 @@ def certify(
     quick: bool = flag("Fewer prompts, seeds and tokens.", "--quick", envvar="SPECSOT_QUICK"),
     every: bool = flag("All shipped graphs.", "--all"),
     out: Path | None = option("Write DIR/GRAPH.md and .json, print no page.", metavar="DIR"),
-) -> None:
+) -> int:
     """Certify graphs: whether their text is the target's own, compared with transformers.
 
     Examples: `specsot certify bim_eagle --quick`,
@@ -163,21 +104,7 @@ def certify(
     from ..certify.certificate import certify_command
 
     names = tuple(graphs or ())
-    raise Exit(certify_command(names, options, quick=quick, out=out, every=every))
-
-
-def verify_run(
-    run: str = RUN,
-    runs_dir: Path = RUNS_DIR,
-    as_json: bool = JSON,
-    threads: int | None = option("CPU threads [the run's].", envvar="SPECSOT_THREADS"),
-) -> None:
-    """Hold the tokens of a finished run to plain transformers, and to nothing of specsot's.
-
-    Example: `specsot run bim_eagle`, then `specsot verify-run latest`."""
-    from ..certify.verify_run import verify_command
-
-    raise Exit(verify_command(run, runs_dir, as_json, threads))
+    return certify_command(names, options, quick=quick, out=out, every=every)
 
 
 # -- without a model ------------------------------------------------------------------------------

@@ -10,8 +10,6 @@ from tempfile import TemporaryDirectory
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
-from typer import Exit
-
 from ..errors import Code, code_of, is_told, message_of
 from ..limits import cpu_share, disturbance
 from ..prepare.inputs import Prompt
@@ -39,7 +37,7 @@ def doctor(
         "CPU threads [1: the models are small].", envvar="SPECSOT_THREADS"
     ),
     rounds: int = option("Rounds over which the overhead is measured.", default=100),
-) -> None:
+) -> int:
     """Report the environment, test the installation on the embedded model, measure start-ups."""
     say: Say = (lambda line: None) if as_json else print
     report: dict[str, Any] = {"problems": [], "environment": describe_environment()}
@@ -58,7 +56,7 @@ def doctor(
     for problem in report["problems"]:
         complain(problem)
     say("all good" if code == Code.OK else "not good")
-    raise Exit(code)
+    return code
 
 
 def describe_environment() -> dict[str, Any]:

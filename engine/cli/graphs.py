@@ -9,7 +9,7 @@ from textwrap import fill, indent
 from typing import Literal
 
 import typer
-from typer import BadParameter, Exit
+from typer import BadParameter
 
 from ...states.graph.graph import Program, json_schema
 from ...states.graph.load import op_table
@@ -35,7 +35,7 @@ def check(
     graphs: list[str] | None = graph_argument("Paths or shipped names; default: all shipped."),
     sets: list[str] | None = SETS,
     as_json: bool = JSON,
-) -> None:
+) -> int:
     """Check graphs: every problem with file, line and column."""
     table = op_table()
     good: list[Program] = []
@@ -52,7 +52,7 @@ def check(
             counts = f"{len(program.graph.states)} states, {len(program.graph.transitions)}"
             typer.echo(f"{program.source.file}: good ({counts} transitions)")
         tell_problems(problems)
-    raise Exit(Code.GRAPH if problems else Code.OK)
+    return Code.GRAPH if problems else Code.OK
 
 
 def show(

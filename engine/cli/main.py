@@ -13,7 +13,7 @@ from typer import Exit
 from typer.core import TyperGroup
 
 from ..shell import one_line_for_faults, open_streams, show_renamed_keys, user_errors
-from ..signals import end_at_once, let_close
+from ..signals import let_close
 from .completing import command_line
 
 PROGRAM = "specsot"
@@ -38,7 +38,7 @@ COMMANDS = (
     Command("sweep", "decoding", "Vary settings of a graph: what each costs, the best."),
     Command("bench", "decoding", "Measure experiments: paired, with intervals, against hf."),
     Command("certify", "decoding", "Certify that a graph is lossless."),
-    Command("verify-run", "decoding", "Compare a run folder with plain transformers."),
+    Command("verify-run", "runs", "Compare a run folder with plain transformers."),
     Command("check", "graphs", "Check graphs: every problem with its place."),
     Command("show", "graphs", "Print a graph; --full, --resolved, --mermaid."),
     Command("explain", "graphs", "The meaning of a problem code or an exit code."),
@@ -64,8 +64,8 @@ EXIT_CODES = (
 
 
 class Commands(TyperGroup):
-    """Every command ends with one message and an exit code after an error of the user; click would
-    end an interruption without a word."""
+    """Every command ends with the exit code that it returns, and with one message after an error of
+    the user; click would end an interruption without a word."""
 
     def make_context(self, *args: Any, **more: Any) -> Any:
         with user_errors():
@@ -73,7 +73,8 @@ class Commands(TyperGroup):
 
     def invoke(self, ctx: Any) -> Any:
         with user_errors():
-            return super().invoke(ctx)
+            if code := super().invoke(ctx):
+                raise Exit(code)
 
 
 def build(names: Sequence[str]) -> typer.Typer:
@@ -127,8 +128,6 @@ def main(argv: Sequence[str] | None = None) -> None:
     faults = suppress(Exception) if COMPLETING in os.environ else one_line_for_faults()
     try:
         with faults:
-            if argv is None:
-                end_at_once()
             build(names)(args=words, prog_name=PROGRAM)
     finally:
         if argv is None:

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import typer
-from typer import Exit
 
 from ...states.graph.load import op_table
 from ...states.text.documents import CHUNK_TOKENS
@@ -16,7 +15,7 @@ from ..errors import Code, UsageError
 from ..hub import DEFAULT, KNOWN, VARIABLE, ModelCache, find_model, get_model, shipped
 from ..hub import convert as convert_model
 from ..prepare.files import graph_names, open_graph
-from ..prepare.options import OptionText, RunOptions
+from ..prepare.options import RunOptions
 from ..shell import complain
 from ..view.diagram import aligned
 from .options import JSON, argument, flag, option, show_result, takes
@@ -105,7 +104,7 @@ def convert(
 @models.command()
 def inspect(
     model: str = argument("A folder, a file, a known name or a Hub id.", ...), as_json: bool = JSON
-) -> None:
+) -> int:
     """What a checkpoint is, which graphs can use it, and what was assumed; exit 4 if none can."""
     from ...models.load.inspect import inspect_model
 
@@ -120,7 +119,7 @@ def inspect(
     show_result(as_json, aligned(rows), **asdict(report), graphs=graphs)
     for problem in report.problems if not as_json else ():
         complain(problem)
-    raise Exit(Code.MODEL if report.problems else Code.OK)
+    return Code.MODEL if report.problems else Code.OK
 
 
 def _size(count: int) -> str:
@@ -140,7 +139,7 @@ CACHE_DIR = option(
 @takes(
     *("profile", "model", "drafter_model", "device", "dtype", "weights", "threads", "sets"),
     "as_json",
-    graph=OptionText("The graph whose models read them [specsot.yaml's]."),
+    graph="The graph whose models read them [specsot.yaml's].",
 )
 def add(
     options: RunOptions,

@@ -1,23 +1,25 @@
 """Parameters of commands, as typer reads them, and their results."""
 
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import MISSING, fields, is_dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import MISSING, fields, is_dataclass, replace
 from functools import wraps
 from inspect import Parameter, Signature, signature
 from pathlib import Path
-from typing import Annotated, Any, get_origin, get_type_hints
+from typing import Any, get_type_hints
 
 from typer import Argument, Option
 
-from ..prepare.options import OPTIONS, OptionText, RunOptions, flag_of
+from ..prepare.options import OPTIONS, OptionText, RunOptions, ServeOptions, options_of
 from ..record.run_folder import LATEST
 from ..shell import print_json
 from .completing import BY_OPTION, runs_of, sides_of
 
-FIELDS = {field.name: field for field in fields(RunOptions)}
+Function = Callable[..., int | None]  # of a command; returns its exit code
+KEYWORD = Parameter.KEYWORD_ONLY
 LISTS: dict[Any, Any] = {  # as typer wants them
     Sequence[str]: list[str],
+    Sequence[str] | None: list[str],
     Sequence[Path]: list[Path],
     Sequence[int] | None: list[int],
 }
@@ -41,24 +43,23 @@ def graph_argument(help: str, default: Any = None, **more: Any) -> Any:
     return Argument(default, help=help, autocompletion=sides_of, **more)
 
 
-def run_option(name: str, text: OptionText | None = None, default: Any = None) -> Any:
-    """An option of a run; text: instead of its own."""
-    text = text or OPTIONS[name]
-    variable = name.upper() if text.argument else flag_of(name)[2:].replace("-", "_").upper()
-    arguments: Any = {"metavar": text.metavar, "autocompletion": BY_OPTION.get(name)}
+def declared(name: str, text: OptionText, default: Any) -> Any:
+    """An option of a dataclass, as typer declares it."""
+    flags = text.flags or (f"--{name.replace('_', '-')}",)
+    variable = (name if text.argument else flags[0][2:].replace("-", "_")).upper()
+    arguments: Any = {name: getattr(text, name) for name in ("help", "metavar", "min", "max")}
+    arguments["autocompletion"] = BY_OPTION.get(name)
     arguments["envvar"] = f"SPECSOT_{variable}" if text.mirrored else None
     if text.argument:
-        return argument(text.help, default, show_default=False, **arguments)
-    return option(text.help, *text.flags or (flag_of(name),), default=default, **arguments)
+        return Argument(default, show_default=False, **arguments)
+    return Option(default, *flags, **arguments)
 
 
 WHICH = "A folder, `latest`, a graph (its newest run), or the beginning or end of a name."
 RUN = argument(WHICH, LATEST, metavar="RUN", autocompletion=runs_of)
-RUNS_DIR = option(
-    "Where run folders are.", "--runs-dir", default=Path("runs"), envvar="SPECSOT_RUNS_DIR"
-)
-JSON = run_option("as_json", default=False)
-SETS = run_option("sets")
+RUNS_DIR = declared("runs_dir", options_of(ServeOptions)["runs_dir"], Path("runs"))
+JSON = declared("as_json", OPTIONS["as_json"], False)
+SETS = declared("sets", OPTIONS["sets"], None)
 
 
 def show_result(as_json: bool, lines: Iterable[str], **parts: Any) -> None:
@@ -69,48 +70,45 @@ def show_result(as_json: bool, lines: Iterable[str], **parts: Any) -> None:
         print(line)
 
 
-def parameters_of(kind: type[Any]) -> Iterator[Parameter]:
-    """A parameter for each `Annotated` field of a dataclass."""
-    hints = get_type_hints(kind, include_extras=True)
-    for field in fields(kind):
-        if get_origin(hint := hints[field.name]) is Annotated:
-            default = Parameter.empty if field.default is MISSING else field.default
-            yield Parameter(field.name, Parameter.KEYWORD_ONLY, default=default, annotation=hint)
+def parameters_of(kind: Any, offered: Mapping[str, OptionText] | None = None) -> list[Parameter]:
+    """A keyword for each option of a dataclass, or for those that are offered."""
+    hints = get_type_hints(kind)
+    defaults = {field.name: field.default for field in fields(kind)}
+    parameters = []
+    for name, text in (options_of(kind) if offered is None else offered).items():
+        default = {MISSING: ..., (): None}.get(defaults[name], defaults[name])
+        hint = LISTS.get(hints[name], hints[name]) | None
+        value = declared(name, text, default)
+        parameters.append(Parameter(name, KEYWORD, default=value, annotation=hint))
+    return parameters
 
 
-def takes(*names: str, **texts: OptionText) -> Callable[[Callable[..., None]], Callable[..., None]]:
+def takes(*names: str, **helps: str) -> Callable[[Function], Function]:
     """Let a command take these options of a run; it is called with them before its own parameters,
-    of which a dataclass offers an option for each of its fields. texts: options that mean something
-    of its own to this command."""
-    offered = texts | {name: OPTIONS[name] for name in names}
+    of which a dataclass offers its options. helps: of options that mean something of its own to
+    this command."""
+    offered = {
+        name: replace(OPTIONS[name], help=help, argument=False) for name, help in helps.items()
+    }
+    offered |= {name: OPTIONS[name] for name in names}
 
-    def decorate(function: Callable[..., None]) -> Callable[..., None]:
-        own_parameters = list(signature(function).parameters.values())[1:]
-        blocks: dict[str, Any] = {
-            p.name: p.annotation for p in own_parameters if is_dataclass(p.annotation)
-        }
+    def decorate(function: Function) -> Function:
+        first, *own = signature(function).parameters.values()
+        blocks = {p.name: parameters_of(p.annotation) for p in own if is_dataclass(p.annotation)}
+        blocks[first.name] = parameters_of(RunOptions, offered)
 
         @wraps(function)
-        def command(**values: Any) -> None:
-            options = {name: values.pop(name) for name in offered}
-            changes = {name: value for name, value in options.items() if value is not None}
-            for name, kind in blocks.items():
-                own = {each.name: values.pop(each.name) for each in parameters_of(kind)}
-                values[name] = kind(**own)
-            function(RunOptions(argv=tuple(sys.argv), **changes), **values)
+        def command(**values: Any) -> int | None:
+            for name, block in blocks.items():
+                given = {each.name: values.pop(each.name) for each in block}
+                given = {key: value for key, value in given.items() if value not in (None, [])}
+                values[name] = function.__annotations__[name](**given)
+            values[first.name] = replace(values[first.name], argv=tuple(sys.argv))
+            return function(**values)
 
-        parameters: list[Parameter] = []
-        for own in own_parameters:
-            block = parameters_of(blocks[own.name]) if own.name in blocks else [own]
-            parameters += [each.replace(kind=Parameter.KEYWORD_ONLY) for each in block]
-        for name, text in offered.items():
-            field = FIELDS[name]  # None is the default unless `RunOptions` has a true one
-            kind: Any = LISTS.get(field.type, field.type)
-            default = run_option(name, text, field.default or None)
-            parameters.append(
-                Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=kind | None)
-            )
-        command.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
+        keywords = [p for each in (*own, first) for p in blocks.get(each.name, [each])]
+        keywords = [each.replace(kind=KEYWORD) for each in keywords]
+        command.__signature__ = Signature(keywords)  # type: ignore[attr-defined]
         return command
 
     return decorate

@@ -6,8 +6,6 @@ from contextlib import ExitStack, nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from typer import Exit
-
 from ..errors import Code, fault_of, is_told, message_of
 from ..prepare.job import prepare, redact
 from ..prepare.options import OPTIONS, RunOptions
@@ -22,17 +20,11 @@ if TYPE_CHECKING:
 FILE = "traceback.txt"
 
 
-@takes(*OPTIONS)
-def run(options: RunOptions) -> None:
+def run_command(options: RunOptions) -> int:
     """Answer a prompt: outline, parallel branches, speculative decoding, live.
 
     Examples: `specsot run`, `specsot run graphs/bim_eagle.yaml "How do bees make honey?"`,
     `specsot run eagle --prompts questions.jsonl --json`, `specsot run runs/latest/run.yaml`."""
-    raise Exit(run_command(options))
-
-
-def run_command(options: RunOptions) -> int:
-    """Run and return the exit code; every error ends as one message."""
     folder: RunFolder | None = None
     try:
         earlier: EarlierRun | None = None
@@ -92,6 +84,9 @@ def run_command(options: RunOptions) -> int:
             folder.close()
             for fault in folder.faults:
                 complain(fault)
+
+
+run = takes(*OPTIONS)(run_command)
 
 
 def _save_traceback(error: BaseException, options: RunOptions, folder: RunFolder | None) -> str:

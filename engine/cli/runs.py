@@ -1,5 +1,5 @@
-"""`specsot runs list | show | diff | clean`, `specsot trace export`, `specsot replay`: saved runs.
-Nothing here needs a model; torch is imported only where a trace is read."""
+"""`specsot runs list | show | diff | clean`, `trace export`, `replay`, `verify-run`: saved runs.
+Only `verify-run` needs a model; torch is imported only there, and where a trace is read."""
 
 import os
 import re
@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import typer
-from typer import Exit
 
 from ..errors import Code, UsageError
 from ..record import run_folder
@@ -26,7 +25,7 @@ trace = typer.Typer(help="Traces of recorded runs: export.", no_args_is_help=Tru
 
 
 @runs.command("list")
-def list_runs(runs_dir: Path = RUNS_DIR, as_json: bool = JSON) -> None:
+def list_runs(runs_dir: Path = RUNS_DIR, as_json: bool = JSON) -> int:
     """The kept runs, the newest at the end; code 1 if a run folder is broken."""
     readable, broken = run_folder.readable_runs(runs_dir)
     rows = [*readable.values()]
@@ -39,7 +38,7 @@ def list_runs(runs_dir: Path = RUNS_DIR, as_json: bool = JSON) -> None:
     show_result(as_json, lines, folder=str(runs_dir), runs=rows, broken=broken)
     for reason in broken.values():
         complain(f"broken run: {reason}")
-    raise Exit(Code.FAILED if broken else Code.OK)
+    return Code.FAILED if broken else Code.OK
 
 
 @runs.command()
@@ -54,12 +53,12 @@ def diff(
     second: str = argument("Another.", run_folder.LATEST, metavar="RUN", autocompletion=runs_of),
     runs_dir: Path = RUNS_DIR,
     as_json: bool = JSON,
-) -> None:
+) -> int:
     """What differs between two runs: settings, the first token, figures; code 5 if tokens do."""
     sides = [run_folder.find_run(name, runs_dir) for name in (first, second)]
     result = run_folder.difference(*sides)
     show_result(as_json, _difference_lines(result), **result)
-    raise Exit(Code.OK if result["equal"] else Code.UNEQUAL)
+    return Code.OK if result["equal"] else Code.UNEQUAL
 
 
 def _difference_lines(result: dict[str, Any]) -> list[str]:
@@ -185,3 +184,17 @@ def replay(
     height = console.size.height - 1
     last = frame(replayed.scene, replayed.snapshot(player.frame), console.size.width, height)
     console.print(last, height=height)
+
+
+def verify_run(
+    run: str = RUN,
+    runs_dir: Path = RUNS_DIR,
+    as_json: bool = JSON,
+    threads: int | None = option("CPU threads [the run's].", envvar="SPECSOT_THREADS"),
+) -> int:
+    """Hold the tokens of a finished run to plain transformers, and to nothing of specsot's.
+
+    Example: `specsot run bim_eagle`, then `specsot verify-run latest`."""
+    from ..certify.verify_run import verify_command
+
+    return verify_command(run, runs_dir, as_json, threads)

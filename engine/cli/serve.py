@@ -11,11 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import typer
-from typer import Exit
 
 from ..errors import ClusterError, UsageError
 from ..prepare.job import prepare, prepare_graphs, read_cluster
-from ..prepare.options import LOCAL, MODELS, SESSION, OptionText, RunOptions, ServeOptions
+from ..prepare.options import LOCAL, MODELS, SESSION, RunOptions, ServeOptions
 from ..record.run_folder import find_run
 from ..shell import complain, put
 from ..workers import ray_head, ray_workers
@@ -27,8 +26,8 @@ from .options import RUN, RUNS_DIR, argument, graph_argument, option, takes
 GRAPHS = "Shipped graphs or graph files [specsot.yaml's]; a request's `model` picks one."
 PACKAGES = ("fastapi", "h11", "sse_starlette", "uvicorn")
 LACKS = "the server needs more packages: pip install 'specsot[serve]'"
-WORKERS = OptionText("Replicas on a Ray cluster; without it one engine, and no Ray.")
-PLACE = OptionText("HOST:PORT of a Ray cluster that runs [one is started here].", metavar="ADDRESS")
+WORKERS = "Replicas on a Ray cluster; without it one engine, and no Ray."
+PLACE = "HOST:PORT of a Ray cluster that runs [one is started here]."
 
 
 @takes(*MODELS, workers=WORKERS, cluster=PLACE)
@@ -36,7 +35,7 @@ def serve(
     options: RunOptions,
     server: ServeOptions,
     graphs: list[str] | None = graph_argument(GRAPHS, metavar="[GRAPH...]"),
-) -> None:
+) -> int:
     """Serve graphs over one target: OpenAI's API, metrics, and a page that shows the decoding.
 
     Examples: `specsot serve`, `specsot serve bim_dflash dflash autoregressive --port 8001`,
@@ -51,10 +50,9 @@ def serve(
     start = Start(names, plain_options(options))
     if options.workers is None and options.cluster is None:
         limits = HangLimits(server.hang, server.step_limit, server.kill_after)
-        raise Exit(asyncio.run(run(engine_router(start, limits), server)))
+        return asyncio.run(run(engine_router(start, limits), server))
     with replica_router(jobs, start, read_cluster(options), server.step_limit) as router:
-        code = asyncio.run(run(router, server))
-    raise Exit(code)
+        return asyncio.run(run(router, server))
 
 
 def _check_packages() -> None:
@@ -73,7 +71,7 @@ def view(
     host: str = option("Address.", default="127.0.0.1"),
     port: int = option("0: any free one.", default=8001, min=0, max=65535),
     runs_dir: Path = RUNS_DIR,
-) -> None:
+) -> int:
     """Show a kept run in the browser: its branches side by side, its states, its memory.
 
     Examples: `specsot view`, `specsot view latest --port 8080`. Nothing is decoded again."""
@@ -82,7 +80,7 @@ def view(
 
     options = ServeOptions(host=host, port=port)
     options.check()
-    raise Exit(asyncio.run(show(find_run(run.removeprefix("runs/"), runs_dir), options)))
+    return asyncio.run(show(find_run(run.removeprefix("runs/"), runs_dir), options))
 
 
 # -- clusters -------------------------------------------------------------------------------------

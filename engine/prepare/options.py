@@ -2,8 +2,9 @@
 
 import hmac
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass, field, fields
+from collections.abc import Iterator, Sequence
+from dataclasses import KW_ONLY, MISSING, dataclass, field, fields
+from functools import partial
 from hashlib import sha256
 from ipaddress import ip_address
 from pathlib import Path
@@ -11,7 +12,6 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field
 from pydantic_core import PydanticCustomError
-from typer import Option
 
 from ...states.graph.graph import Graph
 from ...states.graph.load import Change
@@ -41,13 +41,24 @@ class OptionText:
     help: str
     flags: tuple[str, ...] = ()
     metavar: str | None = None
+    min: float | None = None
+    max: float | None = None
     argument: bool = False
-    mirrored: bool = True
+    mirrored: bool = False
     kind: Any = None
 
 
-def _option(default: Any, help: str, *flags: str, **more: Any) -> Any:
-    return field(default=default, metadata={"text": OptionText(help, flags, **more)})
+def option(default: Any, help: str, *flags: str, **more: Any) -> Any:
+    """A field of a dataclass that is an option of a command; default: ... if it must be given."""
+    text = OptionText(help, flags, **more)
+    return field(default=MISSING if default is ... else default, metadata={"text": text})
+
+
+def options_of(kind: type[Any]) -> dict[str, OptionText]:
+    return {f.name: f.metadata["text"] for f in fields(kind) if f.metadata}
+
+
+_option = partial(option, mirrored=True)
 
 
 def _setting(kind: Any, help: str, *flags: str, **more: Any) -> Any:
@@ -123,9 +134,7 @@ class RunOptions(SessionOptions):
         return any(getattr(self, name) not in (None, (), []) for name in names)
 
 
-OPTIONS: Mapping[str, OptionText] = {
-    f.name: f.metadata["text"] for f in fields(RunOptions) if f.metadata
-}
+OPTIONS = options_of(RunOptions)
 SESSION = tuple(f.name for f in fields(SessionOptions) if f.name != "graph")
 MODELS = tuple(name for name in SESSION if name != "outline")
 SETTINGS = {name: text.kind for name, text in OPTIONS.items() if text.kind is not None}
@@ -139,40 +148,30 @@ def flag_of(name: str) -> str:
 ORIGIN = re.compile(r"\*|https?://[^/\s]+")
 LOOPBACK = ("127.0.0.1", "localhost", "[::1]", "::1")
 
-# help of the server's options, where it does not fit next to them
-PORT = "0: any free one."
 CORS = "Let pages of https://HOST use the API; * any; repeatable."
-PATIENCE = "Seconds a client has to send a request."
-STEP_LIMIT = "Seconds a step may make no progress."
-KILL_AFTER = "Seconds until a hung engine is killed."
-METRICS = "Metrics under vLLM's names too."
-RUNS = "Where run folders are."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServeOptions:
     """Address, access and limits of the server; without keys every request is admitted."""
 
-    host: Annotated[str, Option(envvar="SPECSOT_HOST", help="Address.")] = "127.0.0.1"
-    port: Annotated[int, Option(envvar="SPECSOT_PORT", min=0, max=65535, help=PORT)] = 8000
-    keys: Annotated[
-        list[str] | None,
-        Option("--api-key", envvar="SPECSOT_API_KEY", help="Key of clients; may be repeated."),
-    ] = None
-    insecure: Annotated[bool, Option(help="Allow other hosts without a key.")] = False
-    cors: Annotated[list[str] | None, Option(metavar="ORIGIN", help=CORS)] = None
-    max_queue: Annotated[int, Option(min=1, help="Requests that are open at once.")] = 256
-    max_tokenize: Annotated[int, Option(min=1, help="Texts that are tokenized at once.")] = 8
-    max_body: Annotated[int, Option(min=1024, help="Bytes of a request.")] = 1 << 20
-    timeout: Annotated[float, Option(min=0.1, help="Seconds of a request.")] = 600.0
-    stall: Annotated[float, Option(min=0.1, help="Seconds an answer may be unread.")] = 30.0
-    patience: Annotated[float, Option(min=0.1, help=PATIENCE)] = 20.0
-    hang: Annotated[float, Option(min=1.0, help="Seconds an engine may be silent.")] = 10.0
-    step_limit: Annotated[float, Option(min=1.0, help=STEP_LIMIT)] = 600.0
-    kill_after: Annotated[float, Option(min=0.0, help=KILL_AFTER)] = 30.0
-    grace: Annotated[float, Option(min=0.0, help="Seconds for open requests.")] = 30.0
-    metrics_compat: Annotated[str | None, Option(metavar="vllm", help=METRICS)] = None
-    runs_dir: Annotated[Path, Option(envvar="SPECSOT_RUNS_DIR", help=RUNS)] = Path("runs")
+    host: str = _option("127.0.0.1", "Address.")
+    port: int = _option(8000, "0: any free one.", min=0, max=65535)
+    keys: Sequence[str] | None = _option(None, "Key of clients; may be repeated.", "--api-key")
+    insecure: bool = option(False, "Allow other hosts without a key.", "--insecure/--no-insecure")
+    cors: Sequence[str] | None = option(None, CORS, metavar="ORIGIN")
+    max_queue: int = option(256, "Requests that are open at once.", min=1)
+    max_tokenize: int = option(8, "Texts that are tokenized at once.", min=1)
+    max_body: int = option(1 << 20, "Bytes of a request.", min=1024)
+    timeout: float = option(600.0, "Seconds of a request.", min=0.1)
+    stall: float = option(30.0, "Seconds an answer may be unread.", min=0.1)
+    patience: float = option(20.0, "Seconds a client has to send a request.", min=0.1)
+    hang: float = option(10.0, "Seconds an engine may be silent.", min=1.0)
+    step_limit: float = option(600.0, "Seconds a step may make no progress.", min=1.0)
+    kill_after: float = option(30.0, "Seconds until a hung engine is killed.", min=0.0)
+    grace: float = option(30.0, "Seconds for open requests.", min=0.0)
+    metrics_compat: str | None = option(None, "Metrics under vLLM's names too.", metavar="vllm")
+    runs_dir: Path = _option(Path("runs"), "Where run folders are.")
 
     @property
     def loopback(self) -> bool:
@@ -195,6 +194,37 @@ class ServeOptions:
         digest, *valid = [sha256(k.encode("utf-8", "surrogateescape")).digest() for k in keys]
         same = [hmac.compare_digest(digest, other) for other in valid]
         return any(same)
+
+
+REFS = "A shipped experiment or its file; or graphs (GRAPH@PATH=VALUE,...), hf, hf-assisted."
+AGAINST = "Sides that do not vary: graphs, hf, hf-assisted, hf-lookup. Ratios are to the first."
+VALUES = "Values of a setting; may be repeated."
+AXIS = "PATH=VALUE,..."
+TUNE = (
+    "Instead: find the fastest tree sizes, draft lengths or blocks of GRAPH here, and"
+    " print a profile (profile.yaml in --out)."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class BenchOptions:
+    """The options of `specsot bench` alone; refs: an experiment, or graphs and peers."""
+
+    refs: Sequence[str] = option((), REFS, argument=True, metavar="EXPERIMENT | GRAPH...")
+    against: str | None = option(None, AGAINST, metavar="SIDE,...")
+    vary: Sequence[str] = option(
+        (), f"{VALUES} parts=1,2,4: parts of a given outline.", metavar=AXIS
+    )
+    repeats: int | None = option(None, "Of every prompt [3].", min=1, max=1000)
+    count: int | None = option(None, "Only the first N prompts.", min=1, max=1024)
+    out: Path | None = option(None, "Folder for rounds, tables and pictures.", metavar="DIR")
+    resume: Path | None = option(None, "Continue an interrupted experiment.", metavar="DIR")
+    baseline: Path | None = option(
+        None, "An earlier result.json; exit 6 if a figure got worse.", metavar="FILE"
+    )
+    plot: bool = option(False, "Pictures too, SVG and PNG, into --out.")
+    tune: bool = option(False, TUNE)
+    listed: bool = option(False, "Instead: the shipped experiments.", "--list")
 
 
 LOCAL = "local"
@@ -251,7 +281,7 @@ class ClusterBlock(Spec):
 
 
 KEY = "profiles"
-OPTION_KEYS = ("model", "dtype", "weights", "stop_ids")  # what is an option too
+OPTION_KEYS = {"model", "dtype", "weights", "stop_ids"}  # what is an option too
 LONG_FORM = BeforeValidator(lambda ref: {"model": ref} if isinstance(ref, str) else ref)
 OPTIONAL = [name for name, field in Graph.model_fields.items() if field.default is None]
 
@@ -268,6 +298,20 @@ class Profile(Spec):
     set: dict[Text, Any] = Field(default_factory=dict)
 
 
+class ExperimentOptions(Spec):
+    """Options of `specsot run`, for all sides; those of the command line win."""
+
+    profile: Text | None = None
+    model: Text | None = None
+    drafter_model: Text | None = None
+    seed: Seed | None = None
+    device: Device | None = None
+    dtype: Dtype | None = None
+    weights: WeightFormat | None = None
+    threads: Threads | None = None
+    max_new_tokens: Budget | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class ChosenProfile:
     """A profile by its name, with the places of its values in `sources`, the user's file first."""
@@ -277,8 +321,7 @@ class ChosenProfile:
     sources: Sequence[Source]
 
     def options(self) -> dict[str, Any]:
-        values = {key: getattr(self.profile, key) for key in OPTION_KEYS}
-        return {key: value for key, value in values.items() if value is not None}
+        return self.profile.model_dump(include=OPTION_KEYS, exclude_none=True)
 
     def changes(self, source: Source, sets: Sequence[Change]) -> Iterator[Change]:
         """Its changes of a graph to which ``sets`` are applied afterwards: of drafters only those

@@ -1,16 +1,17 @@
 """What a training of a drafter can be told; every field is an option of `specsot train`."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
-
-from typer import Option
+from typing import Any
 
 from ..errors import UsageError
+from ..prepare.options import option
 
 MINUTES = 25.0  # of a training that is given no limit
-
-Intermediate = Annotated[int, Option(min=1, help="Width of the MLP.")]
+MLP = "Width of the MLP."
+OUT: Any = option(..., "Folder of the finished model.")
+RUN: Any = option(None, "Checkpoints and the log; default OUT.run.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,29 +20,27 @@ class DrafterTraining:
     ``steps`` ends the training, and the learning rate follows whichever is furthest; without
     ``minutes`` nothing depends on the time."""
 
-    out: Annotated[Path, Option(help="Folder of the finished model.")]
-    target: Annotated[str, Option(help="`embedded`, a checkpoint folder or a Hub id.")] = "embedded"
-    run: Annotated[Path | None, Option(help="Checkpoints and the log; default OUT.run.")] = None
-    held_out: Annotated[int, Option(min=0, help="Prompts that acceptance is measured with.")] = 8
-    minutes: Annotated[
-        float | None, Option(min=0.001, help=f"Time limit; default {MINUTES:g}, without another.")
-    ] = None
-    tokens: Annotated[int | None, Option(min=1, help="Stop after this many tokens.")] = None
-    steps: Annotated[int | None, Option(min=1, help="Stop after this many updates.")] = None
-    lr: Annotated[float, Option(min=0.0, help="Peak learning rate of the layers.")] = 3e-3
-    head_lr: Annotated[float, Option(min=0.0, help="Peak learning rate of the rest.")] = 2e-3
-    batch_tokens: Annotated[int, Option(min=16, help="Tokens of an update.")] = 3072
-    length: Annotated[int, Option(min=16, help="Tokens of a row; longer samples are cut.")] = 768
-    keep_features: Annotated[
-        bool, Option("--keep-features", help="Read every text once: some KB of memory per token.")
-    ] = False
-    seed: Annotated[int, Option(help="Another seed, other samples and weights.")] = 5
-    resume: Annotated[bool, Option("--resume", help="Continue from the last checkpoint.")] = False
-    force: Annotated[bool, Option("--force", help="Even with other settings or texts.")] = False
-    save_minutes: Annotated[float, Option(min=0.0, help="Of training, between checkpoints.")] = 3.0
-    measure_minutes: Annotated[float, Option(min=0.0, help="Of training, between looks.")] = 3.0
-    device: Annotated[str, Option(help="cpu, cuda, cuda:1 ...")] = "cpu"
-    threads: Annotated[int | None, Option(min=1, help="Of a CPU.")] = None
+    out: Path = OUT
+    target: str = option("embedded", "`embedded`, a checkpoint folder or a Hub id.")
+    run: Path | None = RUN
+    held_out: int = option(8, "Prompts that acceptance is measured with.", min=0)
+    minutes: float | None = option(
+        None, f"Time limit; default {MINUTES:g}, without another.", min=0.001
+    )
+    tokens: int | None = option(None, "Stop after this many tokens.", min=1)
+    steps: int | None = option(None, "Stop after this many updates.", min=1)
+    lr: float = option(3e-3, "Peak learning rate of the layers.", min=0.0)
+    head_lr: float = option(2e-3, "Peak learning rate of the rest.", min=0.0)
+    batch_tokens: int = option(3072, "Tokens of an update.", min=16)
+    length: int = option(768, "Tokens of a row; longer samples are cut.", min=16)
+    keep_features: bool = option(False, "Read every text once: some KB of memory per token.")
+    seed: int = option(5, "Another seed, other samples and weights.")
+    resume: bool = option(False, "Continue from the last checkpoint.")
+    force: bool = option(False, "Even with other settings or texts.")
+    save_minutes: float = option(3.0, "Of training, between checkpoints.", min=0.0)
+    measure_minutes: float = option(3.0, "Of training, between looks.", min=0.0)
+    device: str = option("cpu", "cpu, cuda, cuda:1 ...")
+    threads: int | None = option(None, "Of a CPU.", min=1)
 
     @property
     def run_folder(self) -> Path:
@@ -54,41 +53,37 @@ class DrafterTraining:
 
 @dataclass(frozen=True, kw_only=True)
 class EagleTraining(DrafterTraining):
-    unroll: Annotated[int, Option(min=1, help="Drafted steps per token.")] = 4
-    decay: Annotated[float, Option(min=0.0, help="Weight of a step over the one before.")] = 0.8
+    unroll: int = option(4, "Drafted steps per token.", min=1)
+    decay: float = option(0.8, "Weight of a step over the one before.", min=0.0)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Eagle2Training(EagleTraining):
-    intermediate: Intermediate = 1536
-    classification: Annotated[
-        float, Option(min=0.0, help="Weight of the loss on the target's distribution.")
-    ] = 0.1
+    intermediate: int = option(1536, MLP, min=1)
+    classification: float = option(0.1, "Weight of the loss on the target's distribution.", min=0.0)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Eagle3Training(EagleTraining):
-    intermediate: Intermediate = 2048
-    draft_vocabulary: Annotated[
-        int, Option(min=1, help="Number of most frequent ids that it can draft.")
-    ] = 2048
+    intermediate: int = option(2048, MLP, min=1)
+    draft_vocabulary: int = option(2048, "Number of most frequent ids that it can draft.", min=1)
 
 
 @dataclass(frozen=True, kw_only=True)
 class DFlashTraining(DrafterTraining):
-    layers: Annotated[int, Option(min=1, help="Published drafters have 5.")] = 2
-    intermediate: Intermediate = 1536
-    block_size: Annotated[int, Option(min=2, help="Rows with the anchor; published: 16.")] = 8
-    num_anchors: Annotated[int, Option(min=1, help="Random blocks per row of a step.")] = 128
-    distillation: Annotated[
-        float, Option(min=0, max=1, help="Share of divergence in the loss, for few texts.")
-    ] = 0.0
-    target_layer_ids: Annotated[
-        str | None, Option(help="Layers of the target, from 0, e.g. 1,5; default: evenly spread.")
-    ] = None
-    mask_token_id: Annotated[
-        int | None, Option(min=0, help="Default: the tokenizer's mask, else an unused row.")
-    ] = None
+    layers: int = option(2, "Published drafters have 5.", min=1)
+    intermediate: int = option(1536, MLP, min=1)
+    block_size: int = option(8, "Rows with the anchor; published: 16.", min=2)
+    num_anchors: int = option(128, "Random blocks per row of a step.", min=1)
+    distillation: float = option(
+        0.0, "Share of divergence in the loss, for few texts.", min=0, max=1
+    )
+    target_layer_ids: str | None = option(
+        None, "Layers of the target, from 0, e.g. 1,5; default: evenly spread."
+    )
+    mask_token_id: int | None = option(
+        None, "Default: the tokenizer's mask, else an unused row.", min=0
+    )
 
     @property
     def layer_ids(self) -> tuple[int, ...] | None:
@@ -104,22 +99,20 @@ class DFlashTraining(DrafterTraining):
 class VanillaTraining(DrafterTraining):
     """A small language model's shape and its loss; each head has ``hidden`` / ``heads`` numbers."""
 
-    layers: Annotated[int, Option(min=1, help="Layers.")] = 2
-    hidden: Annotated[int, Option(min=2, help="Width.")] = 128
-    intermediate: Intermediate = 1024
-    heads: Annotated[int, Option(min=1, help="Attention heads, of queries and keys alike.")] = 4
-    distillation: Annotated[
-        float, Option(min=0, max=1, help="Share of the loss that is divergence from the target.")
-    ] = 0.5
-    gamma: Annotated[int, Option(min=1, help="Chain that acceptance is measured with.")] = 4
+    layers: int = option(2, "Layers.", min=1)
+    hidden: int = option(128, "Width.", min=2)
+    intermediate: int = option(1024, MLP, min=1)
+    heads: int = option(4, "Attention heads, of queries and keys alike.", min=1)
+    distillation: float = option(
+        0.5, "Share of the loss that is divergence from the target.", min=0, max=1
+    )
+    gamma: int = option(4, "Chain that acceptance is measured with.", min=1)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ConversationFile:
-    prompts: Annotated[
-        list[Path],
-        Option(
-            help="JSONL: answers of `specsot train answers`, or {'messages': [{'role', 'content'},"
-            " ...]} (or ShareGPT's 'conversations') per line. May be repeated."
-        ),
-    ]
+    prompts: Sequence[Path] = option(
+        ...,
+        "JSONL: answers of `specsot train answers`, or {'messages': [{'role', 'content'},"
+        " ...]} (or ShareGPT's 'conversations') per line. May be repeated.",
+    )

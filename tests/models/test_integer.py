@@ -1,13 +1,11 @@
 """Products of integers: one model in compiled kernels, in torch and in transformers, bit by bit."""
 
-from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 from helpers.tiny import write_tiny_target
 from torch import Tensor
-from transformers import AutoModelForCausalLM
 
 from specsot.engine.models import prepare_
 from specsot.engine.run.scoring import full_prefill
@@ -50,8 +48,7 @@ def test_a_quantised_model_has_the_bits_of_transformers(
 ) -> None:
     extra = {"sliding_window": 16} if family == "mistral" else {}
     folder = write_tiny_target(tmp_path / "target", family, extra=extra)
-    load = partial(AutoModelForCausalLM.from_pretrained, folder)
-    theirs = as_reference(lambda own: load(dtype=own).train(False), dtype, kind)
+    theirs = as_reference(folder, dtype, kind)
     expected_V = theirs(torch.tensor([IDS])).logits[0, -1].float()
     ours = logits(in_codes(folder, dtype, kind), dtype)[0]
     torch_only = logits(in_codes(folder, dtype, kind, compiled=False), dtype)[0]

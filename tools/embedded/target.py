@@ -7,15 +7,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 from transformers import Qwen3Config, Qwen3ForCausalLM
-from typer import Option
 
+from specsot.engine.prepare.options import option
 from specsot.engine.train.data import Packer, TrainingBatch
 from specsot.engine.train.loop import (
     MuonAdamW,
@@ -33,6 +33,8 @@ from .stages import STAGES, Stage, stage_at
 from .tokenizer_training import VOCABULARY, save_tokenizer, train_tokenizer
 
 SHORT, LONG = 768, 1024  # tokens of a row
+OUT: Any = option(..., "Folder of the finished model.")
+RUN: Any = option(None, "Checkpoints and the log; default OUT.run.")
 GENERATION = {"do_sample": False, "eos_token_id": [2, 0], "pad_token_id": 0}
 
 
@@ -40,12 +42,12 @@ GENERATION = {"do_sample": False, "eos_token_id": [2, 0], "pad_token_id": 0}
 class TargetTraining:
     """What to train and for how long; the first of ``minutes`` and ``tokens`` ends it."""
 
-    out: Annotated[Path, Option(help="Folder of the finished model.")]
-    run: Annotated[Path | None, Option(help="Checkpoints and the log; default OUT.run.")] = None
-    minutes: Annotated[float, Option(min=0.01, help="Stop after this much training.")] = 60.0
-    tokens: Annotated[int, Option(min=1, help="Stop after this many tokens.")] = 16_000_000
-    seed: Annotated[int, Option(help="Another seed, other samples and weights.")] = 0
-    resume: Annotated[bool, Option("--resume", help="Go on from the last checkpoint.")] = False
+    out: Path = OUT
+    run: Path | None = RUN
+    minutes: float = option(60.0, "Stop after this much training.", min=0.01)
+    tokens: int = option(16_000_000, "Stop after this many tokens.", min=1)
+    seed: int = option(0, "Another seed, other samples and weights.")
+    resume: bool = option(False, "Go on from the last checkpoint.")
     lr: float = 2.5e-3
     embedding_lr: float = 3e-3
     batch_tokens: int = 6144

@@ -24,7 +24,6 @@ from specsot.engine.bench.comparison import acceptance_by_depth
 from specsot.engine.bench.experiment import (
     DRAWS,
     FIGURES,
-    BenchOptions,
     estimate,
     experiment_of_sides,
     prepare_experiment,
@@ -33,7 +32,7 @@ from specsot.engine.bench.experiment import (
 from specsot.engine.bench.sides import SideRun
 from specsot.engine.errors import Code
 from specsot.engine.prepare.job import read_config
-from specsot.engine.prepare.options import RunOptions
+from specsot.engine.prepare.options import BenchOptions, RunOptions
 from specsot.engine.record.metrics import Meter
 
 Patch = pytest.MonkeyPatch
@@ -104,15 +103,15 @@ def test_a_table_is_kept_in_files_and_goes_on_where_it_was_interrupted(
     assert "1 of 4 rounds; the same command continues there" in err and "eagle" in out
     assert json.loads(Path("broken/result.json").read_text())["rounds"] == 1
     answered[0] = 100
-    assert bench_command(BenchOptions(()), RunOptions(), Path("broken")) == Code.OK
+    assert bench_command(BenchOptions(resume=Path("broken")), RunOptions()) == Code.OK
     result = json.loads(Path("broken/result.json").read_text())
     assert result["rounds"] == 4 and answered[0] == 100 + 3 * 4
     assert counted(result) == counted(measured)
     # With nothing left to measure the very same comes out.
     capsys.readouterr()
-    assert bench_command(BenchOptions(()), RunOptions(), Path("broken")) == Code.OK
+    assert bench_command(BenchOptions(resume=Path("broken")), RunOptions()) == Code.OK
     assert json.loads(Path("broken/result.json").read_text()) == result
-    assert bench_command(BenchOptions(()), RunOptions(), Path("nowhere")) == Code.USAGE
+    assert bench_command(BenchOptions(resume=Path("nowhere")), RunOptions()) == Code.USAGE
     assert "no experiment was begun there" in capsys.readouterr().err
 
 

@@ -8,7 +8,6 @@ import pytest
 from helpers.commands import bench_command, tune_command
 
 from specsot.engine.bench.experiment import (
-    BenchOptions,
     Experiment,
     Prepared,
     entries_of,
@@ -22,7 +21,7 @@ from specsot.engine.bench.experiment import (
 from specsot.engine.cli.main import main
 from specsot.engine.errors import Code, UsageError
 from specsot.engine.prepare.files import graph_names
-from specsot.engine.prepare.options import RunOptions
+from specsot.engine.prepare.options import BenchOptions, RunOptions
 
 Output = pytest.CaptureFixture[str]
 HEAD = "version: 1\nname: mine\ndoc: Mine.\n"

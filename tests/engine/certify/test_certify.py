@@ -323,7 +323,7 @@ def test_a_token_that_is_not_the_targets_own_a_stop_inside_and_a_wrong_length_ar
 def test_the_same_run_in_float64_holds(bench: Make) -> None:
     made = bench("bim_eagle")
     repeat = made.repeated(made.side(made.changed(texts.GREEDY, tokens=8)), made.prompts[0])
-    assert repeat is not None and repeat()
+    assert repeat()
 
 
 # -- the command --------------------------------------------------------------------------------

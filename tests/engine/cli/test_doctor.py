@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-import typer
 
 from specsot.engine.cli import doctor as module
 from specsot.engine.cli.doctor import GRAPHS, measure_overhead, try_graphs, unequal
@@ -54,9 +53,7 @@ def outcome(monkeypatch: pytest.MonkeyPatch) -> Outcome:
         monkeypatch.setattr(module, "start_ups", lambda: {"import torch": 1.0})
         monkeypatch.setattr(module, "measure_overhead", lambda threads, rounds: Meter(rounds=200))
         monkeypatch.setattr(module, "try_graphs", runs)
-        with pytest.raises(typer.Exit) as caught:
-            module.doctor(as_json=as_json, threads=1, rounds=1)
-        return caught.value.exit_code
+        return module.doctor(as_json=as_json, threads=1, rounds=1)
 
     return make
 
