@@ -12,8 +12,9 @@ from ..models.decoder import Decoder
 from ..models.drafters.dflash import DFlashDraftModel
 from ..models.drafters.eagle import Eagle3
 from ..models.files import ModelError
+from ..models.integer import compiled_kernels
 from ..models.layers import settle_
-from ..models.linear import can_pack, has_products, integer_, pack_
+from ..models.linear import can_pack, compile_, has_products, pack_
 from ..models.load.tokenizer import load_tokenizer, stop_ids
 from ..models.load.weights import load_target
 from ..ops.forward import Target
@@ -69,8 +70,9 @@ def prepare_(target: Decoder, weights: str, place: torch.device, packed: bool = 
     if weights != FULL and not packed:
         reason = f"{weights} quantises whole rows, of which ranks that compute together have parts"
         raise ModelError(target.config.path, f"{reason}: take --weights full")
-    if weights != FULL:
-        target.quantise_(weights)
+    floats = place.type == "cpu" and target.dtype == torch.float32 and packed
+    if weights != FULL or (floats and compiled_kernels() is not None):
+        target.compile_(weights)
     elif packed and can_pack(place, target.dtype):
         pack_(target)
     settle_(target)
@@ -91,9 +93,9 @@ def with_drafter(models: Models, folder: Path, kind: str) -> Models:
     if getattr(target, "compiled", None) is not None:
         # Drafts decide nothing, so a drafter may be quantised where that is faster.
         head = target.lm_head
-        integer_(drafter, target.weights, {head.weight.data_ptr(): head.integer})
+        compile_(drafter, target.weights, {head.weight.data_ptr(): head.kernel})
         if isinstance(drafter, DFlashDraftModel):
-            drafter.head = head.integer
+            drafter.head = head.kernel
         settle_(drafter)
     elif can_pack(models.device, models.dtype):
         pack_(drafter, borrowed=(target.embed, target.lm_head.weight))

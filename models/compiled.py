@@ -1,4 +1,4 @@
-"""The layers of a quantised decoder as one compiled function."""
+"""The layers of a decoder as one compiled function."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -15,7 +15,7 @@ from .layers import DecoderLayer
 
 
 class CompiledLayers:
-    """The layers of a quantised decoder, each with the addresses of what it multiplies with."""
+    """The layers of a decoder, each with the addresses of what it multiplies with."""
 
     def __init__(self, decoder: Any) -> None:
         self._kept: list[Any] = []  # what the addresses point to
@@ -65,7 +65,7 @@ class CompiledLayers:
 
         def linear(part: Any) -> list[int]:
             bias = 0 if part.bias is None else of(part.bias)
-            return [*part.integer.packed.fields, bias]
+            return [*part.kernel.fields, bias]
 
         qk_norm = 0 if layer.qk_norm is None else of(layer.qk_norm)
         first = [of(layer.input_layernorm.weight), *linear(layer.qkv), qk_norm]
@@ -89,9 +89,10 @@ class CompiledLayers:
         tapped_TNH = torch.empty(len(inner), *x_NH.shape, dtype=torch.float64)
         groups_X, masks = self._groups(attention, positions_N)
         cos_N1d, sin_N1d = decoder.angles(positions_N)
+        wide_NH = x_NH.double()
         data = kv.data if kv.data.dtype != torch.bfloat16 else kv.data.view(torch.int16)
         run_layers(
-            x_NH=x_NH.numpy(),
+            x_NH=wide_NH.numpy(),
             layers_LA=self._layers_LA,
             sizes=self._sizes,
             eps=self._eps,
@@ -104,7 +105,8 @@ class CompiledLayers:
             tapped_TNH=tapped_TNH.numpy(),
         )
         del masks  # no address of them is used any more
-        states = list(tapped_TNH.unbind())
+        states = list(tapped_TNH.to(x_NH.dtype).unbind())
+        x_NH = wide_NH.to(x_NH.dtype)
         if layers in taps:
             states.append(decoder.normalise(x_NH, decoder.norm.weight, decoder.norm.eps))
         return [*states, x_NH]

@@ -15,6 +15,7 @@ from ..ops.forward import TargetOutput
 from ..ops.kv.pool import KVCache
 from ..ops.layer_plan import LayerPlan, LayerStatus, compile_layer_plan
 from .blend import Blender
+from .codes import FULL
 from .config import DecoderConfig
 from .integer import compiled_kernels, wide_norm
 from .layers import (
@@ -29,7 +30,7 @@ from .layers import (
     rotate_back,
     wide_logits,
 )
-from .linear import Linear, integer_
+from .linear import Linear, compile_
 
 if TYPE_CHECKING:
     from .compiled import CompiledLayers
@@ -114,15 +115,16 @@ class Decoder(PoolModel):
         x_NH = F.embedding(tokens_N, self.embed)
         return x_NH.double() if self.integer else x_NH
 
-    def quantise_(self, kind: str) -> None:
-        """Multiply in integers from now on, INT8 or INT4."""
-        integer_(self, kind)
+    def compile_(self, kind: str) -> None:
+        """Multiply by kernels from now on: in integers, INT8 or INT4, or in float32, FULL."""
+        compile_(self, kind)
         self.weights = kind
-        for module in self.modules():
-            if isinstance(module, DecoderLayer):
-                module.normalise = wide_norm
-        self.normalise = wide_norm
-        self.integer = True
+        if kind != FULL:
+            for module in self.modules():
+                if isinstance(module, DecoderLayer):
+                    module.normalise = wide_norm
+            self.normalise = wide_norm
+            self.integer = True
         if self.embed.is_cpu and compiled_kernels() is not None:
             from .compiled import CompiledLayers  # needs numba
 
@@ -225,12 +227,12 @@ class Decoder(PoolModel):
     def logits(self, x_RH: Tensor) -> Tensor:
         """[R, H] after the last layer -> [R, V]; float32, of a float64 model float64."""
         normed_RH = self.normalise(x_RH, self.norm.weight, self.norm.eps)
-        head = self.lm_head.integer if self.integer else None
+        head = self.lm_head.kernel
         if head is None:
             logits_RV = wide_logits(normed_RH, self.lm_head)
         else:
             dtype = torch.float64 if self.dtype == torch.float64 else torch.float32
-            logits_RV = head.product(normed_RH, dtype=dtype)
+            logits_RV = head.product(normed_RH, None, dtype)
         if self.known_tokens < logits_RV.shape[1]:
             logits_RV[:, self.known_tokens :] = -torch.inf
         return logits_RV

@@ -10,6 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -48,6 +49,11 @@ class IntegerWeight:
         out_NO: Tensor = sums_NO * (scale_N1 * self.scale_O)
         return (out_NO if added is None else out_NO + added).to(dtype)
 
+    @property
+    def fields(self) -> list[int]:
+        assert self.packed is not None
+        return self.packed.fields
+
 
 def digits(integers: Tensor, count: int) -> list[Tensor]:
     """int16 as `count` int8 tensors, whose sum with the factors 1 and DIGIT it is."""
@@ -58,18 +64,23 @@ def digits(integers: Tensor, count: int) -> list[Tensor]:
 
 
 class PackedWeight:
-    """Codes as `kernels` multiplies them, and its product."""
+    """Weights as `kernels` multiplies them: codes, or float32 [O, I]; and their product."""
 
-    def __init__(self, kernels: Any, codes: Int8 | Int4) -> None:
+    def __init__(self, kernels: Any, weight: Int8 | Int4 | Tensor) -> None:
         self._multiply = kernels.multiply
-        self.scale_O = codes.scale_O.numpy().copy()
-        self.bits = 8 if isinstance(codes, Int8) else 4
-        pack = kernels.pack_int8 if isinstance(codes, Int8) else kernels.pack_int4
-        self.blocks = pack(*(tensor.numpy() for tensor in codes if isinstance(tensor, Tensor)))
+        if isinstance(weight, Tensor):
+            self.bits = 32
+            self.scale_O = np.ones(len(weight), np.float32)
+            self.blocks = kernels.pack_floats(weight.numpy())
+            return
+        self.bits = 8 if isinstance(weight, Int8) else 4
+        self.scale_O = weight.scale_O.numpy().copy()
+        pack = kernels.pack_int8 if isinstance(weight, Int8) else kernels.pack_int4
+        self.blocks = pack(*(tensor.numpy() for tensor in weight if isinstance(tensor, Tensor)))
 
     @property
     def fields(self) -> list[int]:
-        """What `kernels.linear` takes: addresses of blocks and scales, and the bits of a code."""
+        """What `kernels.linear` takes: addresses of blocks and scales, and the bits of a weight."""
         return [self.blocks.ctypes.data, self.scale_O.ctypes.data, self.bits]
 
     def product(self, x_NI: Tensor, added: Tensor | None, dtype: torch.dtype) -> Tensor:

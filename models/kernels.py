@@ -20,8 +20,13 @@ PANEL = 128  # outputs whose sums a tile of rows has before they are scaled
 MAX_TILE = 8  # rows that one pass over a block of weights multiplies
 SEGMENT = 16  # groups of inputs whose sum fits into int32
 TERMS = 5  # numbers of a row's group, see `quantise`
-GROUP_BYTES_8 = GROUP * LANES  # of a block in eight bits
-GROUP_BYTES_4 = GROUP * LANES // 2 + 4 * LANES
+FLOATS_AT_ONCE = 16  # inputs of a step of products of floats
+STEP_BYTES = {  # of a block, for a group of inputs or as many as FLOATS_AT_ONCE, by a weight's bits
+    4: GROUP * LANES // 2 + 4 * LANES,
+    8: GROUP * LANES,
+    16: 2 * FLOATS_AT_ONCE * LANES,
+    32: 4 * FLOATS_AT_ONCE * LANES,
+}
 
 INT8 = ir.IntType(8)
 INT16 = ir.IntType(16)
@@ -30,7 +35,17 @@ INT64 = ir.IntType(64)
 VECTOR = ir.VectorType(INT32, LANES)
 BYTES = 4 * LANES  # of a vector
 HALF = ir.VectorType(ir.DoubleType(), GROUP // 2)  # of a group of inputs
+FLOATS = ir.VectorType(ir.FloatType(), LANES)
 DOUBLES = ir.VectorType(ir.DoubleType(), LANES)
+
+
+def pack_floats(weight_OI: Any) -> Any:
+    """Blocks [O / 16, I, 16] of float32, or of bfloat16 as int16."""
+    padded = padded_rows(weight_OI, 0)
+    ordered = padded.reshape(-1, LANES, padded.shape[1]).transpose(0, 2, 1)
+    blocks = aligned((*ordered.shape[:2], LANES * ordered.itemsize))
+    blocks.view(ordered.dtype)[:] = ordered
+    return blocks
 
 
 def pack_int8(codes_OI: Any, scale_O: Any) -> Any:
@@ -79,18 +94,22 @@ def aligned(shape: tuple[int, ...]) -> Any:
 class TileWriter:
     """Writes the instructions that multiply a tile of rows by a block of weights.
 
-    rows: of the tile. The other arguments are values of 64 bits: addresses of codes [rows, depth]
-    in int8, of terms [rows, width] in int32, of the block and of the sums [rows, PANEL] in float64,
-    to which the products of the groups are added."""
+    rows: of the tile; bits: of a weight. The other arguments are values of 64 bits: the address
+    of the inputs and the bytes of a row of them; the address of the terms [rows, width] in int32
+    and the bytes of a row; the addresses of the block and of the sums [rows, PANEL] in float64, to
+    which the products are added. Inputs are codes in int8; for weights of 16 and 32 bits they are
+    float32, without terms."""
 
-    def __init__(self, builder: Any, rows: int) -> None:
+    def __init__(self, builder: Any, rows: int, bits: int) -> None:
         self.builder = builder
         self.rows = range(rows)
+        self.bits = bits
         self.zero = ir.Constant(VECTOR, [0] * LANES)
 
     def call(self, name: str, *vectors: Any) -> Any:
-        kind = ir.FunctionType(VECTOR, (VECTOR, VECTOR, VECTOR))
-        function = self.builder.module.declare_intrinsic(f"llvm.x86.avx512.{name}.512", (), kind)
+        """A function of LLVM that takes and returns vectors of one type."""
+        kind = ir.FunctionType(vectors[0].type, [vector.type for vector in vectors])
+        function = cgutils.get_or_insert_function(self.builder.module, kind, f"llvm.{name}")
         return self.builder.call(function, vectors)
 
     def add(self, address: Any, distance: int) -> Any:
@@ -98,12 +117,12 @@ class TileWriter:
 
     def load(self, address: Any, kind: Any = VECTOR) -> Any:
         pointer = self.builder.inttoptr(address, kind.as_pointer())
-        return self.builder.load(pointer, align=BYTES if kind is VECTOR else 1)
+        return self.builder.load(pointer, align=BYTES if kind in (VECTOR, FLOATS) else 1)
 
-    def spread(self, address: Any) -> Any:
+    def spread(self, address: Any, kind: Any = VECTOR) -> Any:
         """The four bytes at an address, in all lanes."""
-        undefined = ir.Constant(VECTOR, ir.Undefined)
-        number = self.load(address, INT32)
+        undefined = ir.Constant(kind, ir.Undefined)
+        number = self.load(address, kind.element)
         lane = self.builder.insert_element(undefined, number, ir.Constant(INT32, 0))
         return self.builder.shuffle_vector(lane, undefined, self.zero)
 
@@ -117,7 +136,7 @@ class TileWriter:
             weights = self.load(self.add(block, four * BYTES))
             for row in self.rows:
                 inputs = self.spread(self.add(codes[row], four * FOUR))
-                sums[row] = self.call("vpdpbusd", sums[row], weights, inputs)
+                sums[row] = self.call("x86.avx512.vpdpbusd.512", sums[row], weights, inputs)
         return sums
 
     def four_bits(self, codes: list[Any], terms: list[Any], block: Any) -> list[Any]:
@@ -135,7 +154,7 @@ class TileWriter:
                     for row in self.rows:
                         at = self.add(codes[row], 32 * half + 16 * place + 4 * four)
                         inputs = self.spread(at)
-                        sums[row] = self.call("vpdpbusd", sums[row], weights, inputs)
+                        sums[row] = self.call("x86.avx512.vpdpbusd.512", sums[row], weights, inputs)
             narrow = ir.VectorType(INT8, 2 * LANES)
             stored = self.load(self.add(block, 8 * BYTES + half * BYTES // 2), narrow)
             pairs = builder.sext(stored, ir.VectorType(INT16, 2 * LANES))
@@ -143,60 +162,92 @@ class TileWriter:
             for row in self.rows:
                 low = builder.and_(sums[row], self.all_lanes(0xFFFF))
                 both = builder.or_(low, self.spread(self.add(terms[row], 8 + 8 * half)))
-                totals[row] = self.call("vpdpwssd", totals[row], both, pairs)
+                totals[row] = self.call("x86.avx512.vpdpwssd.512", totals[row], both, pairs)
         return totals
 
-    def write(self, bits: int, arguments: list[Any]) -> None:
+    def floats(self, inputs: list[Any], block: Any, sums: list[Any]) -> list[Any]:
+        """The sums of all groups so far; even and odd inputs have sums of their own, in one order
+        for every number of rows."""
+        sums = list(sums)
+        half = len(self.rows)
+        for number in range(FLOATS_AT_ONCE):
+            weights = self.float_weights(block, number)
+            for row in self.rows:
+                value = self.spread(self.add(inputs[row], 4 * number), FLOATS)
+                at = row + number % 2 * half
+                sums[at] = self.call("fma.v16f32", value, weights, sums[at])
+        return sums
+
+    def float_weights(self, block: Any, number: int) -> Any:
+        size = LANES * self.bits // 8
+        address = self.add(block, number * size)
+        if self.bits == 32:
+            return self.load(address, FLOATS)
+        halves = self.load(address, ir.VectorType(INT16, LANES))
+        wide = self.builder.shl(self.builder.zext(halves, VECTOR), self.all_lanes(16))
+        return self.builder.bitcast(wide, FLOATS)
+
+    def integers(self, inputs: list[Any], terms: list[Any], block: Any, sums: list[Any]) -> Any:
+        """The sums of all groups so far."""
+        of_bits = self.eight_bits if self.bits == 8 else self.four_bits
+        group_sums = of_bits(inputs, terms, block)
+        steps = [self.spread(term) for term in terms]
+        scaled = map(self.builder.mul, group_sums, steps)
+        return [self.builder.add(*pair) for pair in zip(sums, scaled, strict=True)]
+
+    def write(self, arguments: list[Any]) -> None:
         """A loop over the groups, and the sums in memory."""
         builder = self.builder
-        codes, depth, terms, width, block, groups, sums = arguments
+        inputs, stride, terms, width, block, groups, sums = arguments
         before = builder.block
         loop = builder.append_basic_block("groups")
         after = builder.append_basic_block("done")
-        code_rows = [
-            builder.add(codes, builder.mul(depth, ir.Constant(INT64, r))) for r in self.rows
-        ]
-        term_rows = [
-            builder.add(terms, builder.mul(width, ir.Constant(INT64, 4 * r))) for r in self.rows
-        ]
+        numbers = [ir.Constant(INT64, row) for row in self.rows]
+        input_rows = [builder.add(inputs, builder.mul(stride, row)) for row in numbers]
+        term_rows = [builder.add(terms, builder.mul(width, row)) for row in numbers]
         builder.branch(loop)
         builder.position_at_end(loop)
         group = builder.phi(INT64)
         group.add_incoming(ir.Constant(INT64, 0), before)
-        totals = [builder.phi(VECTOR) for _ in self.rows]
+        floats = self.bits >= 16
+        kind = FLOATS if floats else VECTOR
+        count = len(self.rows) * (2 if floats else 1)
+        totals = [builder.phi(kind) for _ in range(count)]
 
         def placed(start: Any, size: int) -> Any:
             return builder.add(start, builder.mul(group, ir.Constant(INT64, size)))
 
-        code_at = [placed(start, GROUP) for start in code_rows]
+        step = 4 * FLOATS_AT_ONCE if floats else GROUP
+        input_at = [placed(start, step) for start in input_rows]
         term_at = [placed(start, 4 * TERMS) for start in term_rows]
-        of_bits = self.eight_bits if bits == 8 else self.four_bits
-        group_sums = of_bits(
-            code_at, term_at, placed(block, GROUP_BYTES_8 if bits == 8 else GROUP_BYTES_4)
-        )
-        following = self.add(group, 1)
-        for row in self.rows:
-            step = self.spread(term_at[row])
-            total = builder.add(totals[row], builder.mul(group_sums[row], step))
-            totals[row].add_incoming(self.zero, before)
-            totals[row].add_incoming(total, loop)
-            group_sums[row] = total
-        group.add_incoming(following, loop)
-        builder.cbranch(builder.icmp_signed("<", following, groups), loop, after)
+        block_at = placed(block, STEP_BYTES[self.bits])
+        if floats:
+            following = self.floats(input_at, block_at, totals)
+        else:
+            following = self.integers(input_at, term_at, block=block_at, sums=totals)
+        for total, value in zip(totals, following, strict=True):
+            total.add_incoming(ir.Constant(kind, [0] * LANES), before)
+            total.add_incoming(value, loop)
+        next_group = self.add(group, 1)
+        group.add_incoming(next_group, loop)
+        builder.cbranch(builder.icmp_signed("<", next_group, groups), loop, after)
         builder.position_at_end(after)
         for row in self.rows:
             address = self.add(sums, row * PANEL * 8)
-            total = builder.sitofp(group_sums[row], DOUBLES)
+            if floats:
+                total = builder.fadd(following[row], following[row + len(self.rows)])
+                total = builder.fpext(total, DOUBLES)
+            else:
+                total = builder.sitofp(following[row], DOUBLES)
             total = builder.fadd(total, self.load(address, DOUBLES))
             builder.store(total, builder.inttoptr(address, DOUBLES.as_pointer()), align=8)
 
 
 def tile_product(bits: int) -> Any:
-    """A function that multiplies 1 to MAX_TILE rows of codes by one block of weights.
+    """A function that multiplies 1 to MAX_TILE rows of inputs by one block of weights.
 
-    Its arguments: the number of rows, and the places, those of `TileWriter.write`: the address of
-    codes [rows, depth], depth, the address of terms [rows, width], width, the address of the block,
-    the number of groups, and the address of the sums [rows, PANEL]."""
+    Its arguments: the number of rows, and the places, those of `TileWriter.write`: inputs, bytes of
+    a row of them, terms, bytes of a row of them, block, number of groups, sums."""
 
     @intrinsic
     def product(typing, rows, places):
@@ -208,7 +259,7 @@ def tile_product(bits: int) -> Any:
                 switch.add_case(ir.Constant(INT64, number), case)
                 builder.position_at_end(case)
                 values = cgutils.unpack_tuple(builder, arguments[1])
-                TileWriter(builder, number).write(bits, values)
+                TileWriter(builder, number, bits).write(values)
                 builder.branch(end)
             builder.position_at_end(end)
             return context.get_dummy_value()
@@ -230,6 +281,8 @@ def pointer(typing: Any, address: Any, kind: Any) -> Any:
 
 eight_bit_tile = tile_product(8)
 four_bit_tile = tile_product(4)
+half_tile = tile_product(16)
+float_tile = tile_product(32)
 
 OPTIONS: Any = {"nogil": True, "error_model": "numpy", "cache": True}
 FAST: Any = {**OPTIONS, "fastmath": {"reassoc", "contract", "nsz"}}
@@ -326,35 +379,46 @@ def scale_sums(sums_O, scale, scale_O, out_O, add):
 
 
 @njit(**OPTIONS)
-def product(codes_NI, terms_NGt, scale_N, blocks, scale_O, bits, out_NO, add):
-    """Rows of codes by packed weights, from the address `blocks`: written to, or added to, out."""
-    rows, depth = codes_NI.shape
-    groups = depth // GROUP
+def tile(rows, bits, places):
+    if bits == 4:
+        four_bit_tile(rows, places)
+    elif bits == 8:
+        eight_bit_tile(rows, places)
+    elif bits == 16:
+        half_tile(rows, places)
+    else:
+        float_tile(rows, places)
+
+
+@njit(**OPTIONS)
+def product(inputs_NI, terms_NGt, scale_N, blocks, scale_O, bits, out_NO, add):
+    """Rows of inputs by packed weights, from the address `blocks`: written to, or added to, out."""
+    rows, depth = inputs_NI.shape
+    groups = depth // (GROUP if bits < 16 else FLOATS_AT_ONCE)
+    segment = SEGMENT if bits < 16 else groups
+    size = depth // groups * LANES * bits // 8 + (4 * LANES if bits == 4 else 0)
+    stride = depth * inputs_NI.itemsize
+    width = terms_NGt.strides[0]
     outputs = scale_O.size
-    block_bytes = groups * (GROUP_BYTES_8 if bits == 8 else GROUP_BYTES_4)
     sums_TO = np.empty((MAX_TILE, PANEL))
-    width = groups * TERMS
     tiles = (rows + MAX_TILE - 1) // MAX_TILE
     for step in range((outputs + PANEL - 1) // PANEL * tiles):
         row = step % tiles * MAX_TILE
-        tile = min(MAX_TILE, rows - row)
+        count = min(MAX_TILE, rows - row)
         panel = step // tiles * PANEL
         end = min(panel + PANEL, outputs)
-        sums_TO[:tile] = 0.0
+        sums_TO[:count] = 0.0
         for first in range(panel, end, LANES):
-            block = blocks + first // LANES * block_bytes
+            block = blocks + first // LANES * groups * size
             sums = sums_TO.ctypes.data + 8 * (first - panel)
-            for group in range(0, groups, SEGMENT):
-                count = min(SEGMENT, groups - group)
-                codes = codes_NI.ctypes.data + row * depth + group * GROUP
-                terms = terms_NGt.ctypes.data + 4 * (row * width + group * TERMS)
-                if bits == 8:
-                    part = block + group * GROUP_BYTES_8
-                    eight_bit_tile(tile, (codes, depth, terms, width, part, count, sums))
-                else:
-                    part = block + group * GROUP_BYTES_4
-                    four_bit_tile(tile, (codes, depth, terms, width, part, count, sums))
-        for t in range(tile):
+            for group in range(0, groups, segment):
+                inputs = inputs_NI.ctypes.data + row * stride
+                inputs += group * (stride // groups)
+                terms = terms_NGt.ctypes.data + row * width + group * 4 * TERMS
+                some = min(segment, groups - group)
+                part = block + group * size
+                tile(count, bits, (inputs, stride, terms, width, part, some, sums))
+        for t in range(count):
             scale_sums(
                 sums_TO[t, : end - panel],
                 scale_N[row + t],
@@ -366,16 +430,33 @@ def product(codes_NI, terms_NGt, scale_N, blocks, scale_O, bits, out_NO, add):
 
 @njit(**OPTIONS)
 def multiply(x_NI, blocks, scale_O, bits, out_NO, add):
-    """Quantise rows and multiply them."""
+    """Multiply rows, which are quantised for weights of 4 and 8 bits."""
     rows, depth = x_NI.shape
     groups = (depth + GROUP - 1) // GROUP
+    scale_N = np.ones(rows)
+    if bits >= 16:
+        floats_NI = np.zeros((rows, groups * GROUP), np.float32)
+        for n in range(rows):
+            for i in range(depth):
+                floats_NI[n, i] = x_NI[n, i]
+        terms_NGt = np.empty((1, 1, TERMS), np.int32)
+        product(
+            inputs_NI=floats_NI,
+            terms_NGt=terms_NGt,
+            scale_N=scale_N,
+            blocks=blocks,
+            scale_O=scale_O,
+            bits=bits,
+            out_NO=out_NO,
+            add=add,
+        )
+        return
     codes_NI = np.empty((rows, groups * GROUP), np.int8)
     terms_NGt = np.empty((rows, groups, TERMS), np.int32)
-    scale_N = np.empty(rows)
     for n in range(rows):
         scale_N[n] = quantise(x_NI[n], bits, codes_I=codes_NI[n], terms_Gt=terms_NGt[n])
     product(
-        codes_NI=codes_NI,
+        inputs_NI=codes_NI,
         terms_NGt=terms_NGt,
         scale_N=scale_N,
         blocks=blocks,

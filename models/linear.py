@@ -12,8 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .codes import codes_of
-from .integer import IntegerWeight
+from .codes import FULL, codes_of
+from .integer import IntegerWeight, PackedWeight, compiled_kernels
 
 SMALL_MODEL = 16_000_000  # weights
 
@@ -53,17 +53,18 @@ def one_row(weight_IO: Tensor, x_NI: Tensor, added: Tensor | None) -> Tensor:
 
 class Linear(nn.Linear):
     """`nn.Linear` that can be packed for inference, which makes `weight` a buffer; `few` multiplies
-    up to `few_rows` rows faster."""
+    up to `few_rows` rows faster. kernel: multiplies instead of torch."""
 
     few: FewRows | None = None
     few_rows = 0
-    integer: IntegerWeight | None = None
+    kernel: IntegerWeight | PackedWeight | None = None
 
     def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
         """x @ weight.T + bias, plus the residual [N, O]. Without a bias, one kernel does both."""
         bias = self.bias
-        if self.integer is not None:
-            wide = self.integer.product(x, residual if bias is None else bias)
+        if self.kernel is not None:
+            dtype = torch.float32 if x.dtype == torch.float32 else torch.float64
+            wide = self.kernel.product(x, residual if bias is None else bias, dtype)
             return (wide if residual is None or bias is None else wide + residual).to(x.dtype)
         if residual is not None and bias is not None:
             return residual + self.forward(x)
@@ -88,17 +89,23 @@ class Linear(nn.Linear):
         return out[:count] if extra else out
 
 
-def integer_(
-    model: nn.Module, kind: str, borrowed: Mapping[int, IntegerWeight] | None = None
+def compile_(
+    model: nn.Module,
+    kind: str,
+    borrowed: Mapping[int, IntegerWeight | PackedWeight | None] | None = None,
 ) -> None:
-    """Let all linear layers of a model multiply in integers, INT8 or INT4, and free their plain
-    weights but the head's. borrowed: products of another model's weights, by the addresses of
-    these."""
+    """Let all linear layers of a model multiply by kernels, and free their plain weights but the
+    head's. kind: INT8, INT4, or FULL in float32. borrowed: products of another model's weights, by
+    the addresses of these."""
+    kernels = compiled_kernels()
     for name, layer in model.named_modules():
         if isinstance(layer, Linear):
             weight = layer.weight.detach()
-            given = (borrowed or {}).get(weight.data_ptr())
-            layer.integer = given or IntegerWeight(codes_of(name, weight, kind))
+            layer.kernel = (borrowed or {}).get(weight.data_ptr())
+            if layer.kernel is None and kind == FULL:
+                layer.kernel = PackedWeight(kernels, weight)
+            elif layer.kernel is None:
+                layer.kernel = IntegerWeight(codes_of(name, weight, kind))
             if name.rpartition(".")[2] != "lm_head":
                 layer.weight = nn.Parameter(weight.new_empty(0), requires_grad=False)
 

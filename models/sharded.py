@@ -226,7 +226,8 @@ def _view(whole: Linear, rows: range, columns: range, bias: bool = True) -> Line
     if (len(rows), len(columns)) == (whole.out_features, whole.in_features):
         view.few = whole.few
         view.few_rows = whole.few_rows
-    elif weight.is_mkldnn or whole.few is not None:
+        view.kernel = whole.kernel
+    elif weight.is_mkldnn or whole.few is not None or whole.kernel is not None:
         raise ValueError("packed weights cannot be shared by ranks: load them with packed=False")
     else:
         weight = weight[rows.start : rows.stop, columns.start : columns.stop]

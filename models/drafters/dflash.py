@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from ...ops.attention.backends import AttentionPlan
 from ...ops.kv.pool import KVCache
-from ..integer import IntegerWeight
+from ..integer import IntegerWeight, PackedWeight
 from ..layers import DecoderLayer, PoolModel, RMSNorm, wide_logits
 from ..linear import Linear
 from .config import DFlashConfig, Reach
@@ -28,9 +28,9 @@ class TargetEnds(NamedTuple):
 
 class DFlashDraftModel(PoolModel):
     """Implements `BlockDrafter`. Its parameters are exactly the tensors of a published file; the
-    target's `ends` are none of them. head: the product of a quantised target's head."""
+    target's `ends` are none of them. head: the product of the target's head, if by a kernel."""
 
-    head: IntegerWeight | None = None
+    head: IntegerWeight | PackedWeight | None = None
 
     def __init__(self, config: DFlashConfig, ends: TargetEnds) -> None:
         narrows = {reach: partial(within, reach=reach) for reach in set(config.reaches)}
@@ -87,7 +87,7 @@ class DFlashDraftModel(PoolModel):
 
     def logits(self, hidden_RH: Tensor) -> Tensor:
         if self.head is not None:
-            return self.head.product(hidden_RH).float()
+            return self.head.product(hidden_RH, None, torch.float32)
         return wide_logits(hidden_RH, self.ends.head_VH.to(hidden_RH.dtype))
 
 
