@@ -70,7 +70,7 @@ def prepare_(target: Decoder, weights: str, place: torch.device, packed: bool = 
     if weights != FULL and not packed:
         reason = f"{weights} quantises whole rows, of which ranks that compute together have parts"
         raise ModelError(target.config.path, f"{reason}: take --weights full")
-    floats = place.type == "cpu" and target.dtype == torch.float32 and packed
+    floats = place.type == "cpu" and target.dtype in (torch.float32, torch.bfloat16) and packed
     if weights != FULL or (floats and compiled_kernels() is not None):
         target.compile_(weights)
     elif packed and can_pack(place, target.dtype):

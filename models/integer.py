@@ -64,14 +64,15 @@ def digits(integers: Tensor, count: int) -> list[Tensor]:
 
 
 class PackedWeight:
-    """Weights as `kernels` multiplies them: codes, or float32 [O, I]; and their product."""
+    """Weights as `kernels` multiplies them: codes, or float32 or bfloat16 [O, I]; their product."""
 
     def __init__(self, kernels: Any, weight: Int8 | Int4 | Tensor) -> None:
         self._multiply = kernels.multiply
         if isinstance(weight, Tensor):
-            self.bits = 32
+            self.bits = 8 * weight.itemsize
             self.scale_O = np.ones(len(weight), np.float32)
-            self.blocks = kernels.pack_floats(weight.numpy())
+            numbers = weight if self.bits == 32 else weight.view(torch.int16)
+            self.blocks = kernels.pack_floats(numbers.numpy())
             return
         self.bits = 8 if isinstance(weight, Int8) else 4
         self.scale_O = weight.scale_O.numpy().copy()

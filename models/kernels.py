@@ -21,12 +21,20 @@ MAX_TILE = 8  # rows that one pass over a block of weights multiplies
 SEGMENT = 16  # groups of inputs whose sum fits into int32
 TERMS = 5  # numbers of a row's group, see `quantise`
 FLOATS_AT_ONCE = 16  # inputs of a step of products of floats
-STEP_BYTES = {  # of a block, for a group of inputs or as many as FLOATS_AT_ONCE, by a weight's bits
-    4: GROUP * LANES // 2 + 4 * LANES,
-    8: GROUP * LANES,
-    16: 2 * FLOATS_AT_ONCE * LANES,
-    32: 4 * FLOATS_AT_ONCE * LANES,
-}
+
+
+class BFloat16(ir.Type):
+    """LLVM's type; llvmlite has none."""
+
+    def _to_string(self) -> str:
+        return "bfloat"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, BFloat16)
+
+    def __hash__(self) -> int:
+        return hash(BFloat16)
+
 
 INT8 = ir.IntType(8)
 INT16 = ir.IntType(16)
@@ -35,16 +43,18 @@ INT64 = ir.IntType(64)
 VECTOR = ir.VectorType(INT32, LANES)
 BYTES = 4 * LANES  # of a vector
 HALF = ir.VectorType(ir.DoubleType(), GROUP // 2)  # of a group of inputs
+HALVES = ir.VectorType(BFloat16(), 2 * LANES)
 FLOATS = ir.VectorType(ir.FloatType(), LANES)
 DOUBLES = ir.VectorType(ir.DoubleType(), LANES)
 
 
 def pack_floats(weight_OI: Any) -> Any:
-    """Blocks [O / 16, I, 16] of float32, or of bfloat16 as int16."""
+    """Blocks [O / 16, I, 16] of float32; of bfloat16, as int16, [O / 16, I / 2, 16, 2]."""
     padded = padded_rows(weight_OI, 0)
-    ordered = padded.reshape(-1, LANES, padded.shape[1]).transpose(0, 2, 1)
-    blocks = aligned((*ordered.shape[:2], LANES * ordered.itemsize))
-    blocks.view(ordered.dtype)[:] = ordered
+    pair = 4 // padded.itemsize
+    ordered = padded.reshape(-1, LANES, padded.shape[1] // pair, pair).transpose(0, 2, 1, 3)
+    blocks = aligned((*ordered.shape[:2], LANES * 4))
+    blocks.view(padded.dtype).reshape(ordered.shape)[:] = ordered
     return blocks
 
 
@@ -107,7 +117,7 @@ class TileWriter:
         self.zero = ir.Constant(VECTOR, [0] * LANES)
 
     def call(self, name: str, *vectors: Any) -> Any:
-        """A function of LLVM that takes and returns vectors of one type."""
+        """A function of LLVM that returns the type of its first argument."""
         kind = ir.FunctionType(vectors[0].type, [vector.type for vector in vectors])
         function = cgutils.get_or_insert_function(self.builder.module, kind, f"llvm.{name}")
         return self.builder.call(function, vectors)
@@ -166,26 +176,21 @@ class TileWriter:
         return totals
 
     def floats(self, inputs: list[Any], block: Any, sums: list[Any]) -> list[Any]:
-        """The sums of all groups so far; even and odd inputs have sums of their own, in one order
-        for every number of rows."""
+        """The sums of all inputs so far; even and odd steps have sums of their own, in one order
+        for every number of rows. A step of bfloat16 has two inputs."""
         sums = list(sums)
-        half = len(self.rows)
-        for number in range(FLOATS_AT_ONCE):
-            weights = self.float_weights(block, number)
+        kind = FLOATS if self.bits == 32 else VECTOR
+        for number in range(FLOATS_AT_ONCE * self.bits // 32):
+            weights = self.load(self.add(block, number * BYTES), kind)
             for row in self.rows:
-                value = self.spread(self.add(inputs[row], 4 * number), FLOATS)
-                at = row + number % 2 * half
-                sums[at] = self.call("fma.v16f32", value, weights, sums[at])
+                value = self.spread(self.add(inputs[row], 4 * number), kind)
+                at = row + number % 2 * len(self.rows)
+                if self.bits == 32:
+                    sums[at] = self.call("fma.v16f32", value, weights, sums[at])
+                else:
+                    pairs = [self.builder.bitcast(one, HALVES) for one in (weights, value)]
+                    sums[at] = self.call("x86.avx512bf16.dpbf16ps.512", sums[at], *pairs)
         return sums
-
-    def float_weights(self, block: Any, number: int) -> Any:
-        size = LANES * self.bits // 8
-        address = self.add(block, number * size)
-        if self.bits == 32:
-            return self.load(address, FLOATS)
-        halves = self.load(address, ir.VectorType(INT16, LANES))
-        wide = self.builder.shl(self.builder.zext(halves, VECTOR), self.all_lanes(16))
-        return self.builder.bitcast(wide, FLOATS)
 
     def integers(self, inputs: list[Any], terms: list[Any], block: Any, sums: list[Any]) -> Any:
         """The sums of all groups so far."""
@@ -217,10 +222,11 @@ class TileWriter:
         def placed(start: Any, size: int) -> Any:
             return builder.add(start, builder.mul(group, ir.Constant(INT64, size)))
 
-        step = 4 * FLOATS_AT_ONCE if floats else GROUP
+        step = FLOATS_AT_ONCE * self.bits // 8 if floats else GROUP
         input_at = [placed(start, step) for start in input_rows]
         term_at = [placed(start, 4 * TERMS) for start in term_rows]
-        block_at = placed(block, STEP_BYTES[self.bits])
+        size = step * LANES if self.bits > 4 else step * LANES // 2 + BYTES
+        block_at = placed(block, size)
         if floats:
             following = self.floats(input_at, block_at, totals)
         else:
@@ -277,6 +283,24 @@ def pointer(typing: Any, address: Any, kind: Any) -> Any:
         return builder.inttoptr(arguments[0], context.get_value_type(signature.return_type))
 
     return types.CPointer(kind.dtype)(types.intp, kind), generate
+
+
+def bitcast(source: Any, result: Any) -> Any:
+    """A function of a number that returns the number of type `result` with the same bits."""
+
+    @intrinsic
+    def cast(typing: Any, bits: Any) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            return builder.bitcast(arguments[0], context.get_value_type(result))
+
+        return result(source), generate
+
+    return cast
+
+
+float64_of = bitcast(types.int64, types.float64)
+float32_of = bitcast(types.int32, types.float32)
+bits_of = bitcast(types.float32, types.int32)
 
 
 eight_bit_tile = tile_product(8)
@@ -392,12 +416,14 @@ def tile(rows, bits, places):
 
 @njit(**OPTIONS)
 def product(inputs_NI, terms_NGt, scale_N, blocks, scale_O, bits, out_NO, add):
-    """Rows of inputs by packed weights, from the address `blocks`: written to, or added to, out."""
-    rows, depth = inputs_NI.shape
-    groups = depth // (GROUP if bits < 16 else FLOATS_AT_ONCE)
+    """Rows of inputs, as bytes, by packed weights from the address `blocks`: written to, or added
+    to, out. A group is what one step of a tile multiplies."""
+    rows, stride = inputs_NI.shape
+    groups = stride // GROUP if bits < 16 else stride * 8 // bits // FLOATS_AT_ONCE
     segment = SEGMENT if bits < 16 else groups
-    size = depth // groups * LANES * bits // 8 + (4 * LANES if bits == 4 else 0)
-    stride = depth * inputs_NI.itemsize
+    size = stride // groups * LANES
+    if bits == 4:
+        size = size // 2 + 4 * LANES
     width = terms_NGt.strides[0]
     outputs = scale_O.size
     sums_TO = np.empty((MAX_TILE, PANEL))
@@ -429,34 +455,34 @@ def product(inputs_NI, terms_NGt, scale_N, blocks, scale_O, bits, out_NO, add):
 
 
 @njit(**OPTIONS)
+def rounded(x):
+    """The bits of a number rounded to bfloat16."""
+    bits = bits_of(np.float32(x))
+    return np.int16((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16)
+
+
+@njit(**OPTIONS)
 def multiply(x_NI, blocks, scale_O, bits, out_NO, add):
-    """Multiply rows, which are quantised for weights of 4 and 8 bits."""
+    """Multiply rows, which are quantised for weights of 4 and 8 bits, and rounded for 16."""
     rows, depth = x_NI.shape
     groups = (depth + GROUP - 1) // GROUP
-    scale_N = np.ones(rows)
-    if bits >= 16:
-        floats_NI = np.zeros((rows, groups * GROUP), np.float32)
-        for n in range(rows):
-            for i in range(depth):
-                floats_NI[n, i] = x_NI[n, i]
-        terms_NGt = np.empty((1, 1, TERMS), np.int32)
-        product(
-            inputs_NI=floats_NI,
-            terms_NGt=terms_NGt,
-            scale_N=scale_N,
-            blocks=blocks,
-            scale_O=scale_O,
-            bits=bits,
-            out_NO=out_NO,
-            add=add,
-        )
-        return
-    codes_NI = np.empty((rows, groups * GROUP), np.int8)
+    inputs_NI = np.zeros((rows, groups * GROUP * max(bits // 8, 1)), np.int8)
     terms_NGt = np.empty((rows, groups, TERMS), np.int32)
+    scale_N = np.ones(rows)
     for n in range(rows):
-        scale_N[n] = quantise(x_NI[n], bits, codes_I=codes_NI[n], terms_Gt=terms_NGt[n])
+        x_I = x_NI[n]
+        if bits < 16:
+            scale_N[n] = quantise(x_I, bits, codes_I=inputs_NI[n], terms_Gt=terms_NGt[n])
+        elif bits == 16:
+            halves_I = inputs_NI[n].view(np.int16)
+            for i in range(depth):
+                halves_I[i] = rounded(x_I[i])
+        else:
+            floats_I = inputs_NI[n].view(np.float32)
+            for i in range(depth):
+                floats_I[i] = x_I[i]
     product(
-        inputs_NI=codes_NI,
+        inputs_NI=inputs_NI,
         terms_NGt=terms_NGt,
         scale_N=scale_N,
         blocks=blocks,

@@ -4,34 +4,23 @@ Activations are float64; keys and values are rounded to the numbers of the pool.
 on how many rows a forward has or on where keys are stored, but for the noise of float64, which
 almost never moves a code. numba does not see a change in `kernels`: after one, remove its cache."""
 
-from typing import Any
-
 import numpy as np
 from numba import carray, njit, types
-from numba.extending import intrinsic, overload
+from numba.extending import overload
 
-from .kernels import FAST, MAXIMUM, OPTIONS, multiply, pointer
+from .kernels import (
+    FAST,
+    MAXIMUM,
+    OPTIONS,
+    float32_of,
+    float64_of,
+    multiply,
+    pointer,
+    rounded,
+)
 
 MASKED = -1e300  # the score of a key that a query does not see
 BLOCK = 8  # keys that are computed or left out together
-
-
-def bitcast(source: Any, result: Any) -> Any:
-    """A function of a number that returns the number of type `result` with the same bits."""
-
-    @intrinsic
-    def cast(typing: Any, bits: Any) -> Any:
-        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            return builder.bitcast(arguments[0], context.get_value_type(result))
-
-        return result(source), generate
-
-    return cast
-
-
-float64_of = bitcast(types.int64, types.float64)
-float32_of = bitcast(types.int32, types.float32)
-bits_of = bitcast(types.float32, types.int32)
 
 
 @njit(**OPTIONS)
@@ -99,11 +88,7 @@ def _to_store(x, like):
     if not isinstance(like, types.Integer):
         return lambda x, like: x
 
-    def rounded(x, like):
-        bits = bits_of(np.float32(x))
-        return np.int16((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16)
-
-    return rounded
+    return lambda x, like: rounded(x)
 
 
 @njit(**FAST)
