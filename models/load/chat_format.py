@@ -1,6 +1,7 @@
 """A model's chat format. Its template is a program of the checkpoint: one expression may take any
 time and memory. So a child process renders it, with limits, and the parent keeps the results."""
 
+import gc
 import json
 import os
 import resource
@@ -101,6 +102,7 @@ class ChatFormat:
         return pid, ours
 
     def _serve(self, connection: Connection) -> None:
+        gc.freeze()  # what was inherited may belong to threads that a fork does not have
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, signal.SIG_DFL)
         with suppress(FileNotFoundError):  # without /proc only the time is limited
