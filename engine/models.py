@@ -12,9 +12,8 @@ from ..models.decoder import Decoder
 from ..models.drafters.dflash import DFlashDraftModel
 from ..models.drafters.eagle import Eagle3
 from ..models.files import ModelError
-from ..models.integer import compiled_kernels
 from ..models.layers import settle_
-from ..models.linear import can_pack, compile_, has_products, pack_
+from ..models.linear import can_compile, can_pack, compile_, has_products, pack_
 from ..models.load.tokenizer import load_tokenizer, stop_ids
 from ..models.load.weights import load_target
 from ..ops.forward import Target
@@ -70,8 +69,7 @@ def prepare_(target: Decoder, weights: str, place: torch.device, packed: bool = 
     if weights != FULL and not packed:
         reason = f"{weights} quantises whole rows, of which ranks that compute together have parts"
         raise ModelError(target.config.path, f"{reason}: take --weights full")
-    floats = place.type == "cpu" and target.dtype in (torch.float32, torch.bfloat16) and packed
-    if weights != FULL or (floats and compiled_kernels() is not None):
+    if weights != FULL or (packed and can_compile(place, target.dtype)):
         target.compile_(weights)
     elif packed and can_pack(place, target.dtype):
         pack_(target)

@@ -17,7 +17,7 @@ from ..ops.layer_plan import LayerPlan, LayerStatus, compile_layer_plan
 from .blend import Blender
 from .codes import FULL
 from .config import DecoderConfig
-from .integer import compiled_kernels, wide_norm
+from .integer import wide_norm
 from .layers import (
     AttentionInputs,
     DecoderLayer,
@@ -31,6 +31,7 @@ from .layers import (
     wide_logits,
 )
 from .linear import Linear, compile_
+from .packed import PackedWeight
 
 if TYPE_CHECKING:
     from .compiled import CompiledLayers
@@ -116,7 +117,7 @@ class Decoder(PoolModel):
         return x_NH.double() if self.integer else x_NH
 
     def compile_(self, kind: str) -> None:
-        """Multiply by kernels from now on: in integers, INT8 or INT4, or in float32, FULL."""
+        """Multiply by kernels from now on: codes, INT8 or INT4, or the plain weights, FULL."""
         compile_(self, kind)
         self.weights = kind
         if kind != FULL:
@@ -125,7 +126,7 @@ class Decoder(PoolModel):
                     module.normalise = wide_norm
             self.normalise = wide_norm
             self.integer = True
-        if self.embed.is_cpu and compiled_kernels() is not None:
+        if isinstance(self.lm_head.kernel, PackedWeight):
             from .compiled import CompiledLayers  # needs numba
 
             self.compiled = CompiledLayers.of(self)

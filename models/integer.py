@@ -6,37 +6,31 @@ on the order of the additions. Everything between two products is computed in fl
 almost never moves a code: a quantised model has the same tokens in every layout, with every
 drafter, and in transformers (`as_reference`)."""
 
-from functools import cache
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from .codes import FULL, Int4, Int8, codes_of, quantised
+from .packed import PackedWeight, compiled_kernels
 
 DIGIT = 128  # torch multiplies int8: larger integers are split into digits of this base
 
 
 class IntegerWeight:
-    """The codes of a linear layer [O, I] and its product."""
+    """The codes of a linear layer [O, I] and its product, by torch."""
 
-    def __init__(self, codes: Int8 | Int4, compiled: bool = True) -> None:
-        kernels = compiled_kernels() if compiled and codes.scale_O.is_cpu else None
-        self.packed = None if kernels is None else PackedWeight(kernels, codes)
+    def __init__(self, codes: Int8 | Int4) -> None:
         self.scale_O = codes.scale_O.double()
-        if kernels is None:
-            integers_IO = codes.integers().t()
-            count = 1 if isinstance(codes, Int8) else 2
-            self.digits = digits(integers_IO, count) if integers_IO.is_cpu else [integers_IO]
+        integers_IO = codes.integers().t()
+        count = 1 if isinstance(codes, Int8) else 2
+        self.digits = digits(integers_IO, count) if integers_IO.is_cpu else [integers_IO]
 
     def product(
         self, x_NI: Tensor, added: Tensor | None = None, dtype: torch.dtype = torch.float64
     ) -> Tensor:
-        """[N, I] -> [N, O] in float64 or float32, plus a residual [N, O] or a bias [O]."""
-        if self.packed is not None:
-            return self.packed.product(x_NI, added, dtype)
+        """As that of `PackedWeight`."""
         integers_NI, scale_N1 = quantised(x_NI)
         if x_NI.is_cpu:
             sums_NO = torch.zeros((), dtype=torch.float64)
@@ -49,10 +43,15 @@ class IntegerWeight:
         out_NO: Tensor = sums_NO * (scale_N1 * self.scale_O)
         return (out_NO if added is None else out_NO + added).to(dtype)
 
-    @property
-    def fields(self) -> list[int]:
-        assert self.packed is not None
-        return self.packed.fields
+
+Product = IntegerWeight | PackedWeight
+
+
+def integer_product(codes: Int8 | Int4) -> Product:
+    """By the compiled kernels where there are any."""
+    bits = 8 if isinstance(codes, Int8) else 4
+    packs = codes.scale_O.is_cpu and compiled_kernels(bits) is not None
+    return PackedWeight(codes, bits) if packs else IntegerWeight(codes)
 
 
 def digits(integers: Tensor, count: int) -> list[Tensor]:
@@ -63,66 +62,10 @@ def digits(integers: Tensor, count: int) -> list[Tensor]:
     return [(integers - upper * DIGIT).to(torch.int8), upper.to(torch.int8)]
 
 
-class PackedWeight:
-    """Weights as `kernels` multiplies them: codes, or float32 or bfloat16 [O, I]; their product."""
-
-    def __init__(self, kernels: Any, weight: Int8 | Int4 | Tensor) -> None:
-        self._multiply = kernels.multiply
-        if isinstance(weight, Tensor):
-            self.bits = 8 * weight.itemsize
-            self.scale_O = np.ones(len(weight), np.float32)
-            numbers = weight if self.bits == 32 else weight.view(torch.int16)
-            self.blocks = kernels.pack_floats(numbers.numpy())
-            return
-        self.bits = 8 if isinstance(weight, Int8) else 4
-        self.scale_O = weight.scale_O.numpy().copy()
-        pack = kernels.pack_int8 if isinstance(weight, Int8) else kernels.pack_int4
-        self.blocks = pack(*(tensor.numpy() for tensor in weight if isinstance(tensor, Tensor)))
-
-    @property
-    def fields(self) -> list[int]:
-        """What `kernels.linear` takes: addresses of blocks and scales, and the bits of a weight."""
-        return [self.blocks.ctypes.data, self.scale_O.ctypes.data, self.bits]
-
-    def product(self, x_NI: Tensor, added: Tensor | None, dtype: torch.dtype) -> Tensor:
-        """As that of `IntegerWeight`."""
-        shape = (x_NI.shape[0], self.scale_O.size)
-        if added is None:
-            out_NO = torch.empty(shape, dtype=dtype)
-        else:
-            out_NO = added.to(dtype).expand(shape).clone()
-        self._multiply(
-            x_NI=x_NI.double().contiguous().numpy(),
-            blocks=self.blocks.ctypes.data,
-            scale_O=self.scale_O,
-            bits=self.bits,
-            out_NO=out_NO.numpy(),
-            add=added is not None,
-        )
-        return out_NO
-
-
 def wide_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """`layers.rms_norm` in float64."""
     x = x.double()
     return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps) * weight.double()
-
-
-@cache
-def compiled_kernels() -> Any:
-    """The module `kernels`; None without numba, or on a processor without AVX-512 VNNI."""
-    try:
-        with open("/proc/cpuinfo", encoding="ascii", errors="replace") as file:
-            supported = "avx512_vnni" in file.read()
-    except OSError:
-        return None
-    if not supported:
-        return None
-    try:
-        from . import kernels
-    except ImportError:
-        return None
-    return kernels
 
 
 # -- the same arithmetic in transformers' model ---------------------------------------------------

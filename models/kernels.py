@@ -13,6 +13,7 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from .codes import CEILING, GROUP, INT4_OFFSET, MAX_CODE, MAX_STEP, UP_FROM
+from .packed import supported
 
 LANES = 16  # outputs of a block of packed weights
 FOUR = 4  # inputs whose products one instruction adds
@@ -258,6 +259,8 @@ def tile_product(bits: int) -> Any:
     @intrinsic
     def product(typing, rows, places):
         def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            if not supported(bits):  # no weights of these bits are packed then
+                return context.get_dummy_value()
             end = builder.append_basic_block("end")
             cases = [builder.append_basic_block(f"rows_{n}") for n in range(1, MAX_TILE + 1)]
             switch = builder.switch(arguments[0], cases[-1])

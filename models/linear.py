@@ -13,7 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .codes import FULL, codes_of
-from .integer import IntegerWeight, PackedWeight, compiled_kernels
+from .integer import Product, integer_product
+from .packed import PackedWeight, compiled_kernels
 
 SMALL_MODEL = 16_000_000  # weights
 
@@ -57,7 +58,7 @@ class Linear(nn.Linear):
 
     few: FewRows | None = None
     few_rows = 0
-    kernel: IntegerWeight | PackedWeight | None = None
+    kernel: Product | None = None
 
     def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
         """x @ weight.T + bias, plus the residual [N, O]. Without a bias, one kernel does both."""
@@ -92,22 +93,27 @@ class Linear(nn.Linear):
 def compile_(
     model: nn.Module,
     kind: str,
-    borrowed: Mapping[int, IntegerWeight | PackedWeight | None] | None = None,
+    borrowed: Mapping[int, Product | None] | None = None,
 ) -> None:
     """Let all linear layers of a model multiply by kernels, and free their plain weights but the
-    head's. kind: INT8, INT4, or FULL in float32. borrowed: products of another model's weights, by
-    the addresses of these."""
-    kernels = compiled_kernels()
+    head's. kind: INT8, INT4, or FULL where `can_compile`. borrowed: products of another model's
+    weights, by the addresses of these."""
     for name, layer in model.named_modules():
         if isinstance(layer, Linear):
             weight = layer.weight.detach()
             layer.kernel = (borrowed or {}).get(weight.data_ptr())
             if layer.kernel is None and kind == FULL:
-                layer.kernel = PackedWeight(kernels, weight)
+                layer.kernel = PackedWeight(weight, 8 * weight.itemsize)
             elif layer.kernel is None:
-                layer.kernel = IntegerWeight(codes_of(name, weight, kind))
+                layer.kernel = integer_product(codes_of(name, weight, kind))
             if name.rpartition(".")[2] != "lm_head":
                 layer.weight = nn.Parameter(weight.new_empty(0), requires_grad=False)
+
+
+def can_compile(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether the kernels multiply plain weights of this dtype here."""
+    floats = dtype in (torch.float32, torch.bfloat16)
+    return device.type == "cpu" and floats and compiled_kernels(8 * dtype.itemsize) is not None
 
 
 def can_pack(device: torch.device, dtype: torch.dtype) -> bool:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from ...ops.attention.backends import AttentionPlan
 from ...ops.kv.pool import KVCache
-from ..integer import IntegerWeight, PackedWeight
+from ..integer import Product
 from ..layers import DecoderLayer, PoolModel, RMSNorm, wide_logits
 from ..linear import Linear
 from .config import DFlashConfig, Reach
@@ -30,7 +30,7 @@ class DFlashDraftModel(PoolModel):
     """Implements `BlockDrafter`. Its parameters are exactly the tensors of a published file; the
     target's `ends` are none of them. head: the product of the target's head, if by a kernel."""
 
-    head: IntegerWeight | PackedWeight | None = None
+    head: Product | None = None
 
     def __init__(self, config: DFlashConfig, ends: TargetEnds) -> None:
         narrows = {reach: partial(within, reach=reach) for reach in set(config.reaches)}

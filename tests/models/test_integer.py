@@ -11,13 +11,14 @@ from specsot.engine.models import prepare_
 from specsot.engine.run.scoring import full_prefill
 from specsot.models.codes import INT4_GROUP, MAX_STEP, Int4, Int8, codes_of, quantised
 from specsot.models.decoder import Decoder
-from specsot.models.integer import IntegerWeight, as_reference, compiled_kernels
+from specsot.models.integer import IntegerWeight, as_reference, integer_product
 from specsot.models.linear import Linear
 from specsot.models.load.weights import load_target
+from specsot.models.packed import compiled_kernels
 
 CPU = torch.device("cpu")
 IDS = list(range(3, 40))
-compiles = pytest.mark.skipif(compiled_kernels() is None, reason="no numba, or no AVX-512 VNNI")
+compiles = pytest.mark.skipif(compiled_kernels(8) is None, reason="no numba, or no AVX-512 VNNI")
 
 
 def in_codes(
@@ -31,7 +32,7 @@ def in_codes(
         for name, module in target.named_modules():
             if isinstance(module, Linear):
                 weight = full.get_parameter(f"{name}.weight")
-                module.integer = IntegerWeight(codes_of(name, weight, kind), compiled=False)
+                module.kernel = IntegerWeight(codes_of(name, weight, kind))
     return target
 
 
@@ -72,7 +73,7 @@ def test_a_row_has_the_same_product_among_any_rows(
     sums_NO = integers_NI @ codes.integers().double().t()
     expected_NO = sums_NO * (scale_N1 * codes.scale_O.double())
     for compiled in (True, False):
-        weight = IntegerWeight(codes, compiled)
+        weight = integer_product(codes) if compiled else IntegerWeight(codes)
         all_NO = weight.product(x_NI)
         assert torch.allclose(all_NO, expected_NO, rtol=1e-14)
         for rows in (1, 2, 3, 7, 8, 15):
@@ -87,7 +88,9 @@ def test_the_largest_numbers_do_not_overflow(form: type[Int8 | Int4]) -> None:
     weight_OI = torch.ones(16, 4096)
     x_NI = torch.ones(2, 4096, dtype=torch.float64)
     for compiled in (True, False):
-        out_NO = IntegerWeight(form.of(weight_OI), compiled).product(x_NI)
+        codes = form.of(weight_OI)
+        weight = integer_product(codes) if compiled else IntegerWeight(codes)
+        out_NO = weight.product(x_NI)
         assert torch.allclose(out_NO, torch.tensor(4096.0, dtype=torch.float64), rtol=0.02)
 
 
