@@ -12,7 +12,7 @@ from ..models.decoder import Decoder
 from ..models.drafters.dflash import DFlashDraftModel
 from ..models.drafters.eagle import Eagle3
 from ..models.files import ModelError
-from ..models.layers import settle_
+from ..models.layers import PoolModel, settle_
 from ..models.linear import can_compile, can_pack, compile_, has_products, pack_
 from ..models.load.tokenizer import load_tokenizer, stop_ids
 from ..models.load.weights import load_target
@@ -91,7 +91,11 @@ def with_drafter(models: Models, folder: Path, kind: str) -> Models:
     if getattr(target, "compiled", None) is not None:
         # Drafts decide nothing, so a drafter may be quantised where that is faster.
         head = target.lm_head
-        compile_(drafter, target.weights, {head.weight.data_ptr(): head.kernel})
+        borrowed = {head.weight.data_ptr(): head.kernel}
+        if isinstance(drafter, PoolModel):
+            drafter.compile_(target.weights, borrowed)
+        else:
+            compile_(drafter, target.weights, borrowed)
         if isinstance(drafter, DFlashDraftModel):
             drafter.head = head.kernel
         settle_(drafter)

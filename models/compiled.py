@@ -11,53 +11,54 @@ from ..ops.attention.backends import AttentionBackend, AttentionPlan
 from ..ops.attention.metadata import SlotRun
 from ..ops.kv.pool import KVCache
 from .layer_kernels import run_layers
-from .layers import DecoderLayer
+from .layers import DecoderLayer, PoolModel
+from .packed import PackedWeight
 
 
 class CompiledLayers:
-    """The layers of a decoder, each with the addresses of what it multiplies with."""
+    """Layers of a model, each with the addresses of what it multiplies with. mixes: the first one
+    gets the input of its attention, beside the residual, and does not normalise."""
 
-    def __init__(self, decoder: Any) -> None:
+    def __init__(self, model: PoolModel, layers: Sequence[DecoderLayer], mixes: bool) -> None:
         self._kept: list[Any] = []  # what the addresses point to
-        self._layers_LA = np.array([self._addresses(layer) for layer in decoder.layers], np.int64)
-        layer = decoder.layers[0]
+        addresses = [self._addresses(layer, mixes) for layer in layers]
+        self._layers_LA = np.array(addresses, np.int64)
+        layer = layers[0]
         self._sizes = (layer.heads, layer.kv_heads, layer.head_dim, layer.inner)
         self._eps = layer.eps
-        self._narrow = decoder.narrows[decoder.kinds[0]]
-        self._decoder = decoder
+        self._narrow = model.narrows[model.kinds[0]]
+        self._model = model
 
     @classmethod
-    def of(cls, decoder: Any) -> "CompiledLayers | None":
-        """None unless all layers see the same masks and have SwiGLU."""
-        alike = len(set(decoder.kinds)) == 1 and decoder.kv_heads > 0
-        swiglu = decoder.layers[0].activation is torch.nn.functional.silu
-        if not (alike and swiglu):
+    def of(
+        cls, model: PoolModel, layers: Sequence[DecoderLayer], mixes: bool = False
+    ) -> "CompiledLayers | None":
+        """None unless kernels multiply here, all layers see the same masks and have SwiGLU."""
+        packed = all(isinstance(layer.down.kernel, PackedWeight) for layer in layers)
+        alike = len(set(model.kinds)) == 1 and layers[0].kv_heads > 0
+        if not (packed and alike and layers[0].activation is torch.nn.functional.silu):
             return None
-        layers = cls(decoder)
-        layers.warm_up()
-        return layers
+        return cls(model, layers, mixes)
 
     @torch.inference_mode()
     def warm_up(self) -> None:
         """One row through the layers: numba compiles at the first call, and reads its cache."""
-        decoder = self._decoder
-        shape = (decoder.num_layers, decoder.kv_heads, decoder.head_dim, 1)
+        model = self._model
+        shape = (model.num_layers, model.kv_heads, model.head_dim, 1)
         row_1 = torch.zeros(1, dtype=torch.int64)
-        x_1H = self.run(
-            decoder.embedded(row_1),
+        self.run(
+            torch.zeros(1, model.hidden_size),
             positions_N=row_1,
             slots_N=row_1,
             attention=AttentionPlan.causal(1),
-            kv=KVCache(*shape, dtype=decoder.dtype),
-            taps=(),
-        )[0]
-        decoder.logits(x_1H)
+            kv=KVCache(*shape, dtype=model.dtype),
+        )
 
     def takes(self, attention: AttentionPlan) -> bool:
         """Whether a plan is computed here: that of a backend with a way of its own is not."""
         return not attention.merged and type(attention.backend).run is AttentionBackend.run
 
-    def _addresses(self, layer: DecoderLayer) -> list[int]:
+    def _addresses(self, layer: DecoderLayer, mixes: bool) -> list[int]:
         def of(numbers: Tensor) -> int:
             array = numbers.detach().double().contiguous().numpy()
             self._kept.append(array)
@@ -68,7 +69,8 @@ class CompiledLayers:
             return [*part.kernel.fields, bias]
 
         qk_norm = 0 if layer.qk_norm is None else of(layer.qk_norm)
-        first = [of(layer.input_layernorm.weight), *linear(layer.qkv), qk_norm]
+        norm = 0 if mixes else of(layer.input_layernorm.weight)
+        first = [norm, *linear(layer.qkv), qk_norm]
         last = [of(layer.post_attention_layernorm.weight), *linear(layer.gate_up)]
         return [*first, *linear(layer.o), *last, *linear(layer.down)]
 
@@ -76,40 +78,40 @@ class CompiledLayers:
         self,
         x_NH: Tensor,
         *,
+        mixed_NW: Tensor | None = None,
         positions_N: Tensor,
         slots_N: Tensor,
         attention: AttentionPlan,
         kv: KVCache,
-        taps: Sequence[int],
+        taps: Sequence[int] = (),
     ) -> list[Tensor]:
-        """As `Decoder.run_layers`."""
-        decoder = self._decoder
+        """Rows through all layers -> the rows at each tap before the last, in order, and after the
+        last layer. mixed_NW: the input of the first layer's attention, if it mixes."""
+        model = self._model
         layers = len(self._layers_LA)
         inner = [tap for tap in taps if tap < layers]
         tapped_TNH = torch.empty(len(inner), *x_NH.shape, dtype=torch.float64)
         groups_X, masks = self._groups(attention, positions_N)
-        cos_N1d, sin_N1d = decoder.angles(positions_N)
-        wide_NH = x_NH.double()
+        cos_N1d, sin_N1d = model.angles(positions_N)
+        wide_NH = x_NH.to(torch.float64, copy=True)
+        mixed_NW = wide_NH[:0] if mixed_NW is None else mixed_NW.double().contiguous()
         data = kv.data if kv.data.dtype != torch.bfloat16 else kv.data.view(torch.int16)
         run_layers(
             x_NH=wide_NH.numpy(),
+            mixed_NW=mixed_NW.numpy(),
             layers_LA=self._layers_LA,
             sizes=self._sizes,
             eps=self._eps,
             cos_Nd=cos_N1d[:, 0].double().numpy(),
             sin_Nd=sin_N1d[:, 0].double().numpy(),
-            slots_N=slots_N.numpy(),
+            slots_N=slots_N.contiguous().numpy(),  # one type of array: numba compiles once
             kv_LtgSd=data.numpy(),
             groups_X=groups_X,
             taps_T=np.array(inner, np.int64),
             tapped_TNH=tapped_TNH.numpy(),
         )
         del masks  # no address of them is used any more
-        states = list(tapped_TNH.to(x_NH.dtype).unbind())
-        x_NH = wide_NH.to(x_NH.dtype)
-        if layers in taps:
-            states.append(decoder.normalise(x_NH, decoder.norm.weight, decoder.norm.eps))
-        return [*states, x_NH]
+        return [*tapped_TNH.to(x_NH.dtype).unbind(), wide_NH.to(x_NH.dtype)]
 
     def _groups(self, attention: AttentionPlan, positions_N: Tensor) -> tuple[Any, list[Tensor]]:
         """For each group of a plan: the address of its rows (0: all, in order), its sequences,

@@ -17,7 +17,7 @@ from ..ops.layer_plan import LayerPlan, LayerStatus, compile_layer_plan
 from .blend import Blender
 from .codes import FULL
 from .config import DecoderConfig
-from .integer import wide_norm
+from .integer import Product, wide_norm
 from .layers import (
     AttentionInputs,
     DecoderLayer,
@@ -30,7 +30,7 @@ from .layers import (
     rotate_back,
     wide_logits,
 )
-from .linear import Linear, compile_
+from .linear import Linear
 from .packed import PackedWeight
 
 if TYPE_CHECKING:
@@ -116,9 +116,8 @@ class Decoder(PoolModel):
         x_NH = F.embedding(tokens_N, self.embed)
         return x_NH.double() if self.integer else x_NH
 
-    def compile_(self, kind: str) -> None:
-        """Multiply by kernels from now on: codes, INT8 or INT4, or the plain weights, FULL."""
-        compile_(self, kind)
+    def compile_(self, kind: str, borrowed: Mapping[int, Product | None] | None = None) -> None:
+        super().compile_(kind, borrowed)
         self.weights = kind
         if kind != FULL:
             for module in self.modules():
@@ -126,10 +125,14 @@ class Decoder(PoolModel):
                     module.normalise = wide_norm
             self.normalise = wide_norm
             self.integer = True
-        if isinstance(self.lm_head.kernel, PackedWeight):
-            from .compiled import CompiledLayers  # needs numba
+        if not isinstance(self.lm_head.kernel, PackedWeight):
+            return
+        from .compiled import CompiledLayers  # needs numba
 
-            self.compiled = CompiledLayers.of(self)
+        self.compiled = CompiledLayers.of(self, [*self.layers])
+        if self.compiled is not None:
+            self.compiled.warm_up()
+            self.logits(self.embedded(torch.zeros(1, dtype=torch.int64)))
 
     def forward(
         self,
@@ -162,7 +165,7 @@ class Decoder(PoolModel):
         states: list[Tensor] = []
         for rows_M, group in attention.parts(rows, MAX_ROWS):
             if rows_M is None and self.compiled is not None and self.compiled.takes(group):
-                states = self.compiled.run(
+                *states, x_NH = self.compiled.run(
                     self.embedded(tokens_N),
                     positions_N=positions_N,
                     slots_N=slots_N,
@@ -170,6 +173,9 @@ class Decoder(PoolModel):
                     kv=kv,
                     taps=taps,
                 )
+                if self.num_layers in taps:
+                    states.append(self.normalise(x_NH, self.norm.weight, self.norm.eps))
+                states.append(x_NH)
             elif rows_M is None:
                 inputs = self.attention_inputs(positions_N, slots_N, group)
                 states = self.run_layers(self.embedded(tokens_N), inputs, kv, taps)

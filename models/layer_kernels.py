@@ -301,10 +301,22 @@ def linear(x_NI, weight, out_NO, add):
 
 @njit(**OPTIONS)
 def run_layers(
-    x_NH, layers_LA, sizes, eps, cos_Nd, sin_Nd, slots_N, kv_LtgSd, groups_X, taps_T, tapped_TNH
+    x_NH,
+    mixed_NW,
+    layers_LA,
+    sizes,
+    eps,
+    cos_Nd,
+    sin_Nd,
+    slots_N,
+    kv_LtgSd,
+    groups_X,
+    taps_T,
+    tapped_TNH,
 ):
-    """The rows of x through all layers, in place. layers_LA: for each layer the addresses of the
-    weights, see `CompiledLayers`; sizes: heads, kv_heads, head_dim, width of the MLP."""
+    """The rows of x through all layers, in place. mixed_NW: the input of the first attention if its
+    layer has no norm. layers_LA: for each layer the addresses of the weights, see `CompiledLayers`;
+    sizes: heads, kv_heads, head_dim, width of the MLP."""
     heads, kv_heads, dim, inner = sizes
     rows, hidden = x_NH.shape
     width = heads * dim
@@ -320,10 +332,13 @@ def run_layers(
             if taps_T[t] == layer:
                 tapped_TNH[t] = x_NH
         own = layers_LA[layer]
-        norm_H = carray(pointer(own[0], types.float64), (hidden,))
-        for n in range(rows):
-            normalise(x_NH[n], norm_H, eps, normed_NH[n])
-        linear(normed_NH, own[1:5], qkv_NI, False)
+        if own[0]:
+            norm_H = carray(pointer(own[0], types.float64), (hidden,))
+            for n in range(rows):
+                normalise(x_NH[n], norm_H, eps, normed_NH[n])
+            linear(normed_NH, own[1:5], qkv_NI, False)
+        else:
+            linear(mixed_NW, own[1:5], qkv_NI, False)
         keys_gSd = kv_LtgSd[layer, 0]
         values_gSd = kv_LtgSd[layer, 1]
         for n in range(rows):

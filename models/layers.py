@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from ..ops.attention.backends import AttentionPlan, LayerAttention, Narrow
 from ..ops.kv.pool import KVCache
 from .config import DecoderShape, RopeConfig
-from .linear import Linear, linear
+from .integer import Product
+from .linear import Linear, compile_, linear
 
 Angles = tuple[Tensor, Tensor]
 """cos and signed sin, each [N, 1, head_dim], for `rotate`."""
@@ -266,6 +267,10 @@ class PoolModel(nn.Module):
     def compute_dtype(self) -> torch.dtype:
         """Of the rows between two layers."""
         return self.dtype
+
+    def compile_(self, kind: str, borrowed: Mapping[int, Product | None] | None = None) -> None:
+        """As `linear.compile_`; subclasses compile their layers too."""
+        compile_(self, kind, borrowed)
 
     def angles(self, positions_N: Tensor) -> Angles:
         """cos and signed sin of these positions, computed in float32 as in transformers."""

@@ -4,8 +4,9 @@ It drafts a block [anchor, mask, mask, ...] at once, every row of which sees the
 context before it. The context has no rows in the network: its keys and values are projected from
 the target's hidden states and written into the pool. Arithmetic follows z-lab/dflash."""
 
+from collections.abc import Mapping
 from functools import partial
-from typing import NamedTuple, cast
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
@@ -16,7 +17,11 @@ from ...ops.kv.pool import KVCache
 from ..integer import Product
 from ..layers import DecoderLayer, PoolModel, RMSNorm, wide_logits
 from ..linear import Linear
+from ..packed import PackedWeight
 from .config import DFlashConfig, Reach
+
+if TYPE_CHECKING:
+    from ..compiled import CompiledLayers
 
 
 class TargetEnds(NamedTuple):
@@ -28,9 +33,11 @@ class TargetEnds(NamedTuple):
 
 class DFlashDraftModel(PoolModel):
     """Implements `BlockDrafter`. Its parameters are exactly the tensors of a published file; the
-    target's `ends` are none of them. head: the product of the target's head, if by a kernel."""
+    target's `ends` are none of them. head: the product of the target's head, if by a kernel.
+    compiled: its layers, if kernels multiply."""
 
     head: Product | None = None
+    compiled: "CompiledLayers | None" = None
 
     def __init__(self, config: DFlashConfig, ends: TargetEnds) -> None:
         narrows = {reach: partial(within, reach=reach) for reach in set(config.reaches)}
@@ -62,6 +69,13 @@ class DFlashDraftModel(PoolModel):
             taps_RF = torch.cat([parts[tap] for tap in order], -1)
         return self.hidden_norm.forward(self.fc.forward(taps_RF))
 
+    def compile_(self, kind: str, borrowed: Mapping[int, Product | None] | None = None) -> None:
+        super().compile_(kind, borrowed)
+        if isinstance(self.fc.kernel, PackedWeight):
+            from ..compiled import CompiledLayers  # needs numba
+
+            self.compiled = CompiledLayers.of(self, self.stack)
+
     def write_context_(
         self, context_RH: Tensor, positions_R: Tensor, slots_R: Tensor, kv: KVCache
     ) -> None:
@@ -78,11 +92,20 @@ class DFlashDraftModel(PoolModel):
         attention: AttentionPlan,
         kv: KVCache,
     ) -> Tensor:
-        inputs_of = self.attention_inputs(positions_BQ, slots_BQ, attention)
         x_NH = self.embed(tokens_BQ.flatten())
-        for index, layer in enumerate(self.stack):
-            inputs = inputs_of[self.kinds[index]]
-            x_NH = layer.forward(layer.input_layernorm(x_NH), x_NH, index, inputs, kv=kv)
+        if self.compiled is not None and self.compiled.takes(attention):
+            (x_NH,) = self.compiled.run(
+                x_NH,
+                positions_N=positions_BQ.flatten(),
+                slots_N=slots_BQ.flatten(),
+                attention=attention,
+                kv=kv,
+            )
+        else:
+            inputs_of = self.attention_inputs(positions_BQ, slots_BQ, attention)
+            for index, layer in enumerate(self.stack):
+                inputs = inputs_of[self.kinds[index]]
+                x_NH = layer.forward(layer.input_layernorm(x_NH), x_NH, index, inputs, kv=kv)
         return torch.unflatten(self.norm(x_NH), 0, tokens_BQ.shape)
 
     def logits(self, hidden_RH: Tensor) -> Tensor:

@@ -2,7 +2,8 @@
 parameter names. Layout and arithmetic follow SafeAILab/EAGLE (`cnets1.py` for EAGLE-1 and -2,
 `cnets.py` for EAGLE-3) and vllm-project/speculators."""
 
-from typing import ClassVar
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -10,9 +11,14 @@ from torch import Tensor, nn
 
 from ...ops.attention.backends import AttentionPlan
 from ...ops.kv.pool import KVCache
+from ..integer import Product
 from ..layers import DecoderLayer, Of, PoolModel, RMSNorm, itself, rms_norm, wide_logits
 from ..linear import Linear
+from ..packed import PackedWeight
 from .config import Eagle3Config, EagleConfig
+
+if TYPE_CHECKING:
+    from ..compiled import CompiledLayers
 
 EMBEDDING = "embed_tokens.weight"
 LM_HEAD = "lm_head.weight"
@@ -23,10 +29,12 @@ class EagleHead(PoolModel):
 
     tap_ids: the target's hidden states that `fc` reads. layer: the one layer, under whatever
     published name. ends: the parameters that are the target's, unless the drafter brings its own.
-    owned: which of them came with the drafter; the others are the target's own memory."""
+    owned: which of them came with the drafter; the others are the target's own memory.
+    compiled: its layer, if kernels multiply."""
 
     ends: ClassVar[frozenset[str]]
     layer: DecoderLayer
+    compiled: "CompiledLayers | None" = None
 
     def __init__(self, config: EagleConfig | Eagle3Config) -> None:
         super().__init__(config, (False,), {False: None})
@@ -46,12 +54,29 @@ class EagleHead(PoolModel):
         attention: AttentionPlan,
         kv: KVCache,
     ) -> Tensor:
-        inputs = self.attention_inputs(positions_BQ, slots_BQ, attention)[False]
         embedding_NH = F.embedding(tokens_BQ.flatten(), self.embed_tokens.weight)
-        embedding_NH = embedding_NH.to(inputs.cos_N1d.dtype)
+        embedding_NH = embedding_NH.to(self.compute_dtype)
         mixed_NW, residual_NH = self.mix(embedding_NH, hidden_BQH.flatten(0, 1))
-        out_NH = self.layer(mixed_NW, residual_NH, 0, inputs, kv=kv)
+        if self.compiled is not None and self.compiled.takes(attention):
+            (out_NH,) = self.compiled.run(
+                residual_NH,
+                mixed_NW=mixed_NW,
+                positions_N=positions_BQ.flatten(),
+                slots_N=slots_BQ.flatten(),
+                attention=attention,
+                kv=kv,
+            )
+        else:
+            inputs = self.attention_inputs(positions_BQ, slots_BQ, attention)[False]
+            out_NH = self.layer(mixed_NW, residual_NH, 0, inputs, kv=kv)
         return torch.unflatten(self.to_features(out_NH), 0, tokens_BQ.shape)
+
+    def compile_(self, kind: str, borrowed: Mapping[int, Product | None] | None = None) -> None:
+        super().compile_(kind, borrowed)
+        if isinstance(self.layer.down.kernel, PackedWeight):
+            from ..compiled import CompiledLayers  # needs numba
+
+            self.compiled = CompiledLayers.of(self, [self.layer], mixes=True)
 
     def mix(self, embedding_NH: Tensor, hidden_NH: Tensor) -> tuple[Tensor, Tensor]:
         """Tokens and the features before them -> attention's input [N, W], the residual [N, H]."""
