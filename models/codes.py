@@ -2,6 +2,7 @@
 
 Both are integers, with a scale for a row, so that a sum of products is exact (`integer`)."""
 
+from functools import cache
 from typing import NamedTuple, Self
 
 import torch
@@ -118,3 +119,17 @@ def quantised(x_NI: Tensor) -> tuple[Tensor, Tensor]:
     inverse_NG = 1.0 / (scale_N1 * steps_NG)
     codes_NGg = (groups_NGg * inverse_NG[..., None] + UP_FROM).floor()
     return (codes_NGg * steps_NG[..., None]).flatten(1)[:, :depth], scale_N1
+
+
+INSTRUCTIONS = {4: "avx512_vnni", 8: "avx512_vnni", 16: "avx512_bf16", 32: "avx512f"}
+"""What the products of a weight's bits need; 16 is bfloat16, 32 float32."""
+
+
+@cache
+def supported(bits: int) -> bool:
+    """Whether this processor has the instructions for weights of so many bits."""
+    try:
+        with open("/proc/cpuinfo", encoding="ascii", errors="replace") as file:
+            return INSTRUCTIONS[bits] in file.read().split()
+    except OSError:
+        return False

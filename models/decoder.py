@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple, Self
+from typing import NamedTuple, Self
 
 import torch
 import torch.nn.functional as F
@@ -17,9 +17,10 @@ from ..ops.layer_plan import LayerPlan, LayerStatus, compile_layer_plan
 from .blend import Blender
 from .codes import FULL
 from .config import DecoderConfig
-from .integer import Product, wide_norm
+from .integer import wide_norm
 from .layers import (
     AttentionInputs,
+    CompiledLayers,
     DecoderLayer,
     LayerHook,
     Of,
@@ -30,11 +31,7 @@ from .layers import (
     rotate_back,
     wide_logits,
 )
-from .linear import Linear
-from .packed import PackedWeight
-
-if TYPE_CHECKING:
-    from .compiled import CompiledLayers
+from .linear import Linear, PackedWeight, Product
 
 COMPUTED = (LayerStatus.DECODE, LayerStatus.FULL)
 MAX_ROWS = 2048  # at once in a layer: of more, every row takes longer (docs/memory.md)
@@ -79,7 +76,7 @@ class Decoder(PoolModel):
 
     weights = "full"
     integer = False
-    compiled: "CompiledLayers | None" = None
+    compiled: CompiledLayers | None = None
     normalise = staticmethod(rms_norm)
 
     def __init__(self, config: DecoderConfig, share: Share | None = None) -> None:
@@ -127,8 +124,6 @@ class Decoder(PoolModel):
             self.integer = True
         if not isinstance(self.lm_head.kernel, PackedWeight):
             return
-        from .compiled import CompiledLayers  # needs numba
-
         self.compiled = CompiledLayers.of(self, [*self.layers])
         if self.compiled is not None:
             self.compiled.warm_up()

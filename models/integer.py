@@ -13,7 +13,6 @@ import torch
 from torch import Tensor, nn
 
 from .codes import FULL, Int4, Int8, codes_of, quantised
-from .packed import PackedWeight, compiled_kernels
 
 DIGIT = 128  # torch multiplies int8: larger integers are split into digits of this base
 
@@ -30,7 +29,7 @@ class IntegerWeight:
     def product(
         self, x_NI: Tensor, added: Tensor | None = None, dtype: torch.dtype = torch.float64
     ) -> Tensor:
-        """As that of `PackedWeight`."""
+        """As that of `linear.PackedWeight`."""
         integers_NI, scale_N1 = quantised(x_NI)
         if x_NI.is_cpu:
             sums_NO = torch.zeros((), dtype=torch.float64)
@@ -42,16 +41,6 @@ class IntegerWeight:
             sums_NO = integers_NI @ self.digits[0].double()
         out_NO: Tensor = sums_NO * (scale_N1 * self.scale_O)
         return (out_NO if added is None else out_NO + added).to(dtype)
-
-
-Product = IntegerWeight | PackedWeight
-
-
-def integer_product(codes: Int8 | Int4) -> Product:
-    """By the compiled kernels where there are any."""
-    bits = 8 if isinstance(codes, Int8) else 4
-    packs = codes.scale_O.is_cpu and compiled_kernels(bits) is not None
-    return PackedWeight(codes, bits) if packs else IntegerWeight(codes)
 
 
 def digits(integers: Tensor, count: int) -> list[Tensor]:

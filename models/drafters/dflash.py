@@ -6,7 +6,7 @@ the target's hidden states and written into the pool. Arithmetic follows z-lab/d
 
 from collections.abc import Mapping
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple, cast
+from typing import NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
@@ -14,14 +14,9 @@ from torch import Tensor, nn
 
 from ...ops.attention.backends import AttentionPlan
 from ...ops.kv.pool import KVCache
-from ..integer import Product
-from ..layers import DecoderLayer, PoolModel, RMSNorm, wide_logits
-from ..linear import Linear
-from ..packed import PackedWeight
+from ..layers import CompiledLayers, DecoderLayer, PoolModel, RMSNorm, wide_logits
+from ..linear import Linear, PackedWeight, Product
 from .config import DFlashConfig, Reach
-
-if TYPE_CHECKING:
-    from ..compiled import CompiledLayers
 
 
 class TargetEnds(NamedTuple):
@@ -37,7 +32,7 @@ class DFlashDraftModel(PoolModel):
     compiled: its layers, if kernels multiply."""
 
     head: Product | None = None
-    compiled: "CompiledLayers | None" = None
+    compiled: CompiledLayers | None = None
 
     def __init__(self, config: DFlashConfig, ends: TargetEnds) -> None:
         narrows = {reach: partial(within, reach=reach) for reach in set(config.reaches)}
@@ -72,8 +67,6 @@ class DFlashDraftModel(PoolModel):
     def compile_(self, kind: str, borrowed: Mapping[int, Product | None] | None = None) -> None:
         super().compile_(kind, borrowed)
         if isinstance(self.fc.kernel, PackedWeight):
-            from ..compiled import CompiledLayers  # needs numba
-
             self.compiled = CompiledLayers.of(self, self.stack)
 
     def write_context_(

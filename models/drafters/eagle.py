@@ -3,7 +3,7 @@ parameter names. Layout and arithmetic follow SafeAILab/EAGLE (`cnets1.py` for E
 `cnets.py` for EAGLE-3) and vllm-project/speculators."""
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -11,14 +11,18 @@ from torch import Tensor, nn
 
 from ...ops.attention.backends import AttentionPlan
 from ...ops.kv.pool import KVCache
-from ..integer import Product
-from ..layers import DecoderLayer, Of, PoolModel, RMSNorm, itself, rms_norm, wide_logits
-from ..linear import Linear
-from ..packed import PackedWeight
+from ..layers import (
+    CompiledLayers,
+    DecoderLayer,
+    Of,
+    PoolModel,
+    RMSNorm,
+    itself,
+    rms_norm,
+    wide_logits,
+)
+from ..linear import Linear, PackedWeight, Product
 from .config import Eagle3Config, EagleConfig
-
-if TYPE_CHECKING:
-    from ..compiled import CompiledLayers
 
 EMBEDDING = "embed_tokens.weight"
 LM_HEAD = "lm_head.weight"
@@ -34,7 +38,7 @@ class EagleHead(PoolModel):
 
     ends: ClassVar[frozenset[str]]
     layer: DecoderLayer
-    compiled: "CompiledLayers | None" = None
+    compiled: CompiledLayers | None = None
 
     def __init__(self, config: EagleConfig | Eagle3Config) -> None:
         super().__init__(config, (False,), {False: None})
@@ -74,8 +78,6 @@ class EagleHead(PoolModel):
     def compile_(self, kind: str, borrowed: Mapping[int, Product | None] | None = None) -> None:
         super().compile_(kind, borrowed)
         if isinstance(self.layer.down.kernel, PackedWeight):
-            from ..compiled import CompiledLayers  # needs numba
-
             self.compiled = CompiledLayers.of(self, [self.layer], mixes=True)
 
     def mix(self, embedding_NH: Tensor, hidden_NH: Tensor) -> tuple[Tensor, Tensor]:

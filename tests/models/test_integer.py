@@ -11,10 +11,9 @@ from specsot.engine.models import prepare_
 from specsot.engine.run.scoring import full_prefill
 from specsot.models.codes import INT4_GROUP, MAX_STEP, Int4, Int8, codes_of, quantised
 from specsot.models.decoder import Decoder
-from specsot.models.integer import IntegerWeight, as_reference, integer_product
-from specsot.models.linear import Linear
+from specsot.models.integer import IntegerWeight, as_reference
+from specsot.models.linear import Linear, compiled_kernels, integer_product
 from specsot.models.load.weights import load_target
-from specsot.models.packed import compiled_kernels
 
 CPU = torch.device("cpu")
 IDS = list(range(3, 40))

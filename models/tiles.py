@@ -1,0 +1,351 @@
+"""Instructions of compiled products, for processors with AVX-512, and weights packed for them.
+
+They are written in LLVM's language, because numba does not make them: a tile of rows by a block of
+16 outputs, and the codes of a group of inputs. Inputs and weights are passed as addresses. The
+types of numba's functions are its own: mypy does not check this."""
+
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+from .codes import GROUP, UP_FROM, supported
+
+LANES = 16  # outputs of a block of packed weights
+FOUR = 4  # inputs whose products one instruction adds
+PANEL = 128  # outputs whose sums a tile of rows has before they are scaled
+MAX_TILE = 8  # rows that one pass over a block of weights multiplies
+SEGMENT = 16  # groups of inputs whose sum fits into int32
+TERMS = 5  # numbers of a row's group, see `quantise`
+FLOATS_AT_ONCE = 16  # inputs of a step of products of floats
+
+
+class BFloat16(ir.Type):
+    """LLVM's type; llvmlite has none."""
+
+    def _to_string(self) -> str:
+        return "bfloat"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, BFloat16)
+
+    def __hash__(self) -> int:
+        return hash(BFloat16)
+
+
+INT8 = ir.IntType(8)
+INT16 = ir.IntType(16)
+INT32 = ir.IntType(32)
+INT64 = ir.IntType(64)
+VECTOR = ir.VectorType(INT32, LANES)
+BYTES = 4 * LANES  # of a vector
+HALF = ir.VectorType(ir.DoubleType(), GROUP // 2)  # of a group of inputs
+HALVES = ir.VectorType(BFloat16(), 2 * LANES)
+FLOATS = ir.VectorType(ir.FloatType(), LANES)
+DOUBLES = ir.VectorType(ir.DoubleType(), LANES)
+
+
+def pack_floats(weight_OI: Any) -> Any:
+    """Blocks [O / 16, I, 16] of float32; of bfloat16, as int16, [O / 16, I / 2, 16, 2]."""
+    padded = padded_rows(weight_OI, 0)
+    pair = 4 // padded.itemsize
+    ordered = padded.reshape(-1, LANES, padded.shape[1] // pair, pair).transpose(0, 2, 1, 3)
+    blocks = aligned((*ordered.shape[:2], LANES * 4))
+    blocks.view(padded.dtype).reshape(ordered.shape)[:] = ordered
+    return blocks
+
+
+def pack_int8(codes_OI: Any, scale_O: Any) -> Any:
+    """Blocks [O / 16, I / 4, 16, 4] of uint8, 128 above the codes."""
+    padded = padded_rows(codes_OI, 0).view(np.uint8)
+    ordered = padded.reshape(-1, LANES, padded.shape[1] // FOUR, FOUR).transpose(0, 2, 1, 3)
+    blocks = aligned(ordered.shape)
+    return np.bitwise_xor(ordered, 128, out=blocks)
+
+
+def pack_int4(codes_OI: Any, steps_OG: Any, offsets_OG: Any, scale_O: Any) -> Any:
+    """Blocks [O / 16, I / 64, 576] of uint8: two codes in a byte, for each 32 inputs 4 vectors of
+    16 outputs; then a step and an offset for each 32 inputs and output."""
+    padded = padded_rows(codes_OI, 8)
+    blocks = padded.shape[0] // LANES
+    groups = padded.shape[1] // GROUP
+    pairs = np.zeros((blocks * LANES, 2 * groups, 2), np.int8)
+    pairs[: len(steps_OG), : steps_OG.shape[1], 0] = steps_OG
+    pairs[: len(steps_OG), : steps_OG.shape[1], 1] = offsets_OG
+    nibbles = padded.reshape((blocks, LANES, groups, 2, 2, 4, FOUR))
+    both = nibbles[:, :, :, :, 0] | nibbles[:, :, :, :, 1] << 4
+    both = both.transpose((0, 2, 3, 4, 1, 5)).reshape(blocks, groups, -1)
+    pairs = pairs.reshape((blocks, LANES, groups, 2, 2)).transpose((0, 2, 3, 1, 4))
+    pairs = pairs.reshape(blocks, groups, -1).view(np.uint8)
+    codes = both.shape[-1]
+    packed = aligned((blocks, groups, codes + pairs.shape[-1]))
+    packed[..., :codes] = both
+    packed[..., codes:] = pairs
+    return packed
+
+
+def padded_rows(codes_OI: Any, zero: int) -> Any:
+    """Codes with whole blocks of outputs and whole groups of inputs."""
+    more = (-codes_OI.shape[0] % LANES, -codes_OI.shape[1] % GROUP)
+    return np.pad(codes_OI, ((0, more[0]), (0, more[1])), constant_values=zero)
+
+
+def aligned(shape: tuple[int, ...]) -> Any:
+    """Memory for uint8 numbers that begins at a multiple of a vector's size."""
+    size = int(np.prod(shape))
+    memory = np.empty(size + BYTES, np.uint8)
+    start = -memory.ctypes.data % BYTES
+    return memory[start : start + size].reshape(shape)
+
+
+class TileWriter:
+    """Writes the instructions that multiply a tile of rows by a block of weights.
+
+    rows: of the tile; bits: of a weight. The other arguments are values of 64 bits: the address
+    of the inputs and the bytes of a row of them; the address of the terms [rows, width] in int32
+    and the bytes of a row; the addresses of the block and of the sums [rows, PANEL] in float64, to
+    which the products are added. Inputs are codes in int8; for weights of 16 and 32 bits they are
+    float32, without terms."""
+
+    def __init__(self, builder: Any, rows: int, bits: int) -> None:
+        self.builder = builder
+        self.rows = range(rows)
+        self.bits = bits
+        self.zero = ir.Constant(VECTOR, [0] * LANES)
+
+    def call(self, name: str, *vectors: Any) -> Any:
+        """A function of LLVM that returns the type of its first argument."""
+        kind = ir.FunctionType(vectors[0].type, [vector.type for vector in vectors])
+        function = cgutils.get_or_insert_function(self.builder.module, kind, f"llvm.{name}")
+        return self.builder.call(function, vectors)
+
+    def add(self, address: Any, distance: int) -> Any:
+        return self.builder.add(address, ir.Constant(INT64, distance))
+
+    def load(self, address: Any, kind: Any = VECTOR) -> Any:
+        pointer = self.builder.inttoptr(address, kind.as_pointer())
+        return self.builder.load(pointer, align=BYTES if kind in (VECTOR, FLOATS) else 1)
+
+    def spread(self, address: Any, kind: Any = VECTOR) -> Any:
+        """The four bytes at an address, in all lanes."""
+        undefined = ir.Constant(kind, ir.Undefined)
+        number = self.load(address, kind.element)
+        lane = self.builder.insert_element(undefined, number, ir.Constant(INT32, 0))
+        return self.builder.shuffle_vector(lane, undefined, self.zero)
+
+    def all_lanes(self, number: int) -> Any:
+        return ir.Constant(VECTOR, [number] * LANES)
+
+    def eight_bits(self, codes: list[Any], terms: list[Any], block: Any) -> list[Any]:
+        """The sums of a group of inputs."""
+        sums = [self.spread(self.add(term, 4)) for term in terms]
+        for four in range(GROUP // FOUR):
+            weights = self.load(self.add(block, four * BYTES))
+            for row in self.rows:
+                inputs = self.spread(self.add(codes[row], four * FOUR))
+                sums[row] = self.call("x86.avx512.vpdpbusd.512", sums[row], weights, inputs)
+        return sums
+
+    def four_bits(self, codes: list[Any], terms: list[Any], block: Any) -> list[Any]:
+        """The sums of a group of inputs."""
+        builder = self.builder
+        mask = self.all_lanes(0x0F0F0F0F)
+        totals = [self.zero for _ in self.rows]
+        for half in range(2):
+            sums = [self.spread(self.add(term, 4 + 8 * half)) for term in terms]
+            for four in range(4):
+                both = self.load(self.add(block, (4 * half + four) * BYTES))
+                parts = (both, builder.lshr(both, self.all_lanes(4)))
+                for place, part in enumerate(parts):
+                    weights = builder.and_(part, mask)
+                    for row in self.rows:
+                        at = self.add(codes[row], 32 * half + 16 * place + 4 * four)
+                        inputs = self.spread(at)
+                        sums[row] = self.call("x86.avx512.vpdpbusd.512", sums[row], weights, inputs)
+            narrow = ir.VectorType(INT8, 2 * LANES)
+            stored = self.load(self.add(block, 8 * BYTES + half * BYTES // 2), narrow)
+            pairs = builder.sext(stored, ir.VectorType(INT16, 2 * LANES))
+            pairs = builder.bitcast(pairs, VECTOR)
+            for row in self.rows:
+                low = builder.and_(sums[row], self.all_lanes(0xFFFF))
+                both = builder.or_(low, self.spread(self.add(terms[row], 8 + 8 * half)))
+                totals[row] = self.call("x86.avx512.vpdpwssd.512", totals[row], both, pairs)
+        return totals
+
+    def floats(self, inputs: list[Any], block: Any, sums: list[Any]) -> list[Any]:
+        """The sums of all inputs so far; even and odd steps have sums of their own, in one order
+        for every number of rows. A step of bfloat16 has two inputs."""
+        sums = list(sums)
+        kind = FLOATS if self.bits == 32 else VECTOR
+        for number in range(FLOATS_AT_ONCE * self.bits // 32):
+            weights = self.load(self.add(block, number * BYTES), kind)
+            for row in self.rows:
+                value = self.spread(self.add(inputs[row], 4 * number), kind)
+                at = row + number % 2 * len(self.rows)
+                if self.bits == 32:
+                    sums[at] = self.call("fma.v16f32", value, weights, sums[at])
+                else:
+                    pairs = [self.builder.bitcast(one, HALVES) for one in (weights, value)]
+                    sums[at] = self.call("x86.avx512bf16.dpbf16ps.512", sums[at], *pairs)
+        return sums
+
+    def integers(self, inputs: list[Any], terms: list[Any], block: Any, sums: list[Any]) -> Any:
+        """The sums of all groups so far."""
+        of_bits = self.eight_bits if self.bits == 8 else self.four_bits
+        group_sums = of_bits(inputs, terms, block)
+        steps = [self.spread(term) for term in terms]
+        scaled = map(self.builder.mul, group_sums, steps)
+        return [self.builder.add(*pair) for pair in zip(sums, scaled, strict=True)]
+
+    def write(self, arguments: list[Any]) -> None:
+        """A loop over the groups, and the sums in memory."""
+        builder = self.builder
+        inputs, stride, terms, width, block, groups, sums = arguments
+        before = builder.block
+        loop = builder.append_basic_block("groups")
+        after = builder.append_basic_block("done")
+        numbers = [ir.Constant(INT64, row) for row in self.rows]
+        input_rows = [builder.add(inputs, builder.mul(stride, row)) for row in numbers]
+        term_rows = [builder.add(terms, builder.mul(width, row)) for row in numbers]
+        builder.branch(loop)
+        builder.position_at_end(loop)
+        group = builder.phi(INT64)
+        group.add_incoming(ir.Constant(INT64, 0), before)
+        floats = self.bits >= 16
+        kind = FLOATS if floats else VECTOR
+        count = len(self.rows) * (2 if floats else 1)
+        totals = [builder.phi(kind) for _ in range(count)]
+
+        def placed(start: Any, size: int) -> Any:
+            return builder.add(start, builder.mul(group, ir.Constant(INT64, size)))
+
+        step = FLOATS_AT_ONCE * self.bits // 8 if floats else GROUP
+        input_at = [placed(start, step) for start in input_rows]
+        term_at = [placed(start, 4 * TERMS) for start in term_rows]
+        size = step * LANES if self.bits > 4 else step * LANES // 2 + BYTES
+        block_at = placed(block, size)
+        if floats:
+            following = self.floats(input_at, block_at, totals)
+        else:
+            following = self.integers(input_at, term_at, block=block_at, sums=totals)
+        for total, value in zip(totals, following, strict=True):
+            total.add_incoming(ir.Constant(kind, [0] * LANES), before)
+            total.add_incoming(value, loop)
+        next_group = self.add(group, 1)
+        group.add_incoming(next_group, loop)
+        builder.cbranch(builder.icmp_signed("<", next_group, groups), loop, after)
+        builder.position_at_end(after)
+        for row in self.rows:
+            address = self.add(sums, row * PANEL * 8)
+            if floats:
+                total = builder.fadd(following[row], following[row + len(self.rows)])
+                total = builder.fpext(total, DOUBLES)
+            else:
+                total = builder.sitofp(following[row], DOUBLES)
+            total = builder.fadd(total, self.load(address, DOUBLES))
+            builder.store(total, builder.inttoptr(address, DOUBLES.as_pointer()), align=8)
+
+
+def tile_product(bits: int) -> Any:
+    """A function that multiplies 1 to MAX_TILE rows of inputs by one block of weights.
+
+    Its arguments: the number of rows, and the places, those of `TileWriter.write`: inputs, bytes of
+    a row of them, terms, bytes of a row of them, block, number of groups, sums."""
+
+    @intrinsic
+    def product(typing, rows, places):
+        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            if not supported(bits):  # no weights of these bits are packed then
+                return context.get_dummy_value()
+            end = builder.append_basic_block("end")
+            cases = [builder.append_basic_block(f"rows_{n}") for n in range(1, MAX_TILE + 1)]
+            switch = builder.switch(arguments[0], cases[-1])
+            for number, case in enumerate(cases, 1):
+                switch.add_case(ir.Constant(INT64, number), case)
+                builder.position_at_end(case)
+                values = cgutils.unpack_tuple(builder, arguments[1])
+                TileWriter(builder, number, bits).write(values)
+                builder.branch(end)
+            builder.position_at_end(end)
+            return context.get_dummy_value()
+
+        return types.void(types.intp, types.UniTuple(types.intp, 7)), generate
+
+    return product
+
+
+@intrinsic
+def pointer(typing: Any, address: Any, kind: Any) -> Any:
+    """An address as a pointer to numbers of a type."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.inttoptr(arguments[0], context.get_value_type(signature.return_type))
+
+    return types.CPointer(kind.dtype)(types.intp, kind), generate
+
+
+def bitcast(source: Any, result: Any) -> Any:
+    """A function of a number that returns the number of type `result` with the same bits."""
+
+    @intrinsic
+    def cast(typing: Any, bits: Any) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            return builder.bitcast(arguments[0], context.get_value_type(result))
+
+        return result(source), generate
+
+    return cast
+
+
+float64_of = bitcast(types.int64, types.float64)
+float32_of = bitcast(types.int32, types.float32)
+bits_of = bitcast(types.float32, types.int32)
+
+
+eight_bit_tile = tile_product(8)
+four_bit_tile = tile_product(4)
+half_tile = tile_product(16)
+float_tile = tile_product(32)
+
+
+def call_llvm(builder: Any, name: str, result: Any, value: Any) -> Any:
+    """A call of one of LLVM's own functions; without numbers that are not numbers."""
+    kind = ir.FunctionType(result, (value.type,))
+    function = cgutils.get_or_insert_function(builder.module, kind, f"llvm.{name}")
+    return builder.call(function, (value,), fastmath=("nnan",) if "fmax" in name else ())
+
+
+@intrinsic
+def largest_of_half(typing: Any, numbers: Any) -> Any:
+    """The largest absolute value of GROUP / 2 float64 numbers at an address."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        x_h = builder.load(builder.inttoptr(arguments[0], HALF.as_pointer()), align=8)
+        sizes_h = call_llvm(builder, f"fabs.v{HALF.count}f64", HALF, x_h)
+        return call_llvm(builder, f"vector.reduce.fmax.v{HALF.count}f64", HALF.element, sizes_h)
+
+    return types.float64(types.intp), generate
+
+
+@intrinsic
+def quantise_half(typing: Any, numbers: Any, inverse: Any, codes: Any) -> Any:
+    """Write the int8 codes of GROUP / 2 float64 numbers to an address; returns their sum."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        x_h = builder.load(builder.inttoptr(arguments[0], HALF.as_pointer()), align=8)
+        undefined = ir.Constant(HALF, ir.Undefined)
+        lane = builder.insert_element(undefined, arguments[1], ir.Constant(INT32, 0))
+        zeros = ir.Constant(ir.VectorType(INT32, HALF.count), [0] * HALF.count)
+        x_h = builder.fmul(x_h, builder.shuffle_vector(lane, undefined, zeros))
+        x_h = builder.fadd(x_h, ir.Constant(HALF, [UP_FROM] * HALF.count))
+        x_h = call_llvm(builder, f"floor.v{HALF.count}f64", HALF, x_h)
+        codes_h = builder.fptosi(x_h, zeros.type)
+        narrow = ir.VectorType(INT8, HALF.count)
+        place = builder.inttoptr(arguments[2], narrow.as_pointer())
+        builder.store(builder.trunc(codes_h, narrow), place, align=1)
+        return call_llvm(builder, f"vector.reduce.add.v{HALF.count}i32", INT32, codes_h)
+
+    return types.int32(types.intp, types.float64, types.intp), generate
