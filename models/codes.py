@@ -2,7 +2,6 @@
 
 Both are integers, with a scale for a row, so that a sum of products is exact (`integer`)."""
 
-from functools import cache
 from typing import NamedTuple, Self
 
 import torch
@@ -121,15 +120,14 @@ def quantised(x_NI: Tensor) -> tuple[Tensor, Tensor]:
     return (codes_NGg * steps_NG[..., None]).flatten(1)[:, :depth], scale_N1
 
 
-INSTRUCTIONS = {4: "avx512_vnni", 8: "avx512_vnni", 16: "avx512_bf16", 32: "avx512f"}
-"""What the products of a weight's bits need; 16 is bfloat16, 32 float32."""
-
-
-@cache
-def supported(bits: int) -> bool:
-    """Whether this processor has the instructions for weights of so many bits."""
+def _instructions() -> frozenset[str]:
     try:
         with open("/proc/cpuinfo", encoding="ascii", errors="replace") as file:
-            return INSTRUCTIONS[bits] in file.read().split()
+            return frozenset(file.read().split())
     except OSError:
-        return False
+        return frozenset()
+
+
+INSTRUCTIONS = {4: "avx512_vnni", 8: "avx512_vnni", 16: "avx512_bf16", 32: "avx512f"}
+SUPPORTED = frozenset(bits for bits, name in INSTRUCTIONS.items() if name in _instructions())
+"""Bits of weights that this processor can multiply by compiled kernels; 16 is bfloat16."""

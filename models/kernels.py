@@ -13,7 +13,9 @@ from numba.extending import overload
 
 from .codes import CEILING, GROUP, INT4_OFFSET, MAX_CODE, MAX_STEP
 from .tiles import (
+    BYTES,
     FLOATS_AT_ONCE,
+    FOUR,
     LANES,
     MAX_TILE,
     PANEL,
@@ -27,9 +29,6 @@ from .tiles import (
     four_bit_tile,
     half_tile,
     largest_of_half,
-    pack_floats,
-    pack_int4,
-    pack_int8,
     pointer,
     quantise_half,
 )
@@ -43,6 +42,59 @@ BLOCK = 8  # keys that are computed or left out together
 
 
 # -- products -------------------------------------------------------------------------------------
+
+
+def pack_floats(weight_OI: Any) -> Any:
+    """Blocks [O / 16, I, 16] of float32; of bfloat16, as int16, [O / 16, I / 2, 16, 2]."""
+    padded = padded_rows(weight_OI, 0)
+    pair = 4 // padded.itemsize
+    ordered = padded.reshape(-1, LANES, padded.shape[1] // pair, pair).transpose(0, 2, 1, 3)
+    blocks = aligned((*ordered.shape[:2], LANES * 4))
+    blocks.view(padded.dtype).reshape(ordered.shape)[:] = ordered
+    return blocks
+
+
+def pack_int8(codes_OI: Any, scale_O: Any) -> Any:
+    """Blocks [O / 16, I / 4, 16, 4] of uint8, 128 above the codes."""
+    padded = padded_rows(codes_OI, 0).view(np.uint8)
+    ordered = padded.reshape(-1, LANES, padded.shape[1] // FOUR, FOUR).transpose(0, 2, 1, 3)
+    blocks = aligned(ordered.shape)
+    return np.bitwise_xor(ordered, 128, out=blocks)
+
+
+def pack_int4(codes_OI: Any, steps_OG: Any, offsets_OG: Any, scale_O: Any) -> Any:
+    """Blocks [O / 16, I / 64, 576] of uint8: two codes in a byte, for each 32 inputs 4 vectors of
+    16 outputs; then a step and an offset for each 32 inputs and output."""
+    padded = padded_rows(codes_OI, 8)
+    blocks = padded.shape[0] // LANES
+    groups = padded.shape[1] // GROUP
+    pairs = np.zeros((blocks * LANES, 2 * groups, 2), np.int8)
+    pairs[: len(steps_OG), : steps_OG.shape[1], 0] = steps_OG
+    pairs[: len(steps_OG), : steps_OG.shape[1], 1] = offsets_OG
+    nibbles = padded.reshape((blocks, LANES, groups, 2, 2, 4, FOUR))
+    both = nibbles[:, :, :, :, 0] | nibbles[:, :, :, :, 1] << 4
+    both = both.transpose((0, 2, 3, 4, 1, 5)).reshape(blocks, groups, -1)
+    pairs = pairs.reshape((blocks, LANES, groups, 2, 2)).transpose((0, 2, 3, 1, 4))
+    pairs = pairs.reshape(blocks, groups, -1).view(np.uint8)
+    codes = both.shape[-1]
+    packed = aligned((blocks, groups, codes + pairs.shape[-1]))
+    packed[..., :codes] = both
+    packed[..., codes:] = pairs
+    return packed
+
+
+def padded_rows(codes_OI: Any, zero: int) -> Any:
+    """Codes with whole blocks of outputs and whole groups of inputs."""
+    more = (-codes_OI.shape[0] % LANES, -codes_OI.shape[1] % GROUP)
+    return np.pad(codes_OI, ((0, more[0]), (0, more[1])), constant_values=zero)
+
+
+def aligned(shape: tuple[int, ...]) -> Any:
+    """Memory for uint8 numbers that begins at a multiple of a vector's size."""
+    size = int(np.prod(shape))
+    memory = np.empty(size + BYTES, np.uint8)
+    start = -memory.ctypes.data % BYTES
+    return memory[start : start + size].reshape(shape)
 
 
 def packed(bits: int, *arrays: Any) -> Any:

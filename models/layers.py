@@ -349,7 +349,7 @@ class CompiledLayers:
             torch.zeros(1, model.hidden_size),
             positions_N=row_1,
             slots_N=row_1,
-            attention=AttentionPlan.causal(1),
+            attention=None,
             kv=KVCache(*shape, dtype=model.dtype),
         )
 
@@ -380,12 +380,13 @@ class CompiledLayers:
         mixed_NW: Tensor | None = None,
         positions_N: Tensor,
         slots_N: Tensor,
-        attention: AttentionPlan,
+        attention: AttentionPlan | None,
         kv: KVCache,
         taps: Sequence[int] = (),
     ) -> list[Tensor]:
         """Rows through all layers -> the rows at each tap before the last, in order, and after the
-        last layer. mixed_NW: the input of the first layer's attention, if it mixes."""
+        last layer. mixed_NW: the input of the first layer's attention, if it mixes.
+        attention: None sees nothing."""
         model = self._model
         layers = len(self._layers_LA)
         inner = [tap for tap in taps if tap < layers]
@@ -412,13 +413,15 @@ class CompiledLayers:
         del masks  # no address of them is used any more
         return [*tapped_TNH.to(x_NH.dtype).unbind(), wide_NH.to(x_NH.dtype)]
 
-    def _groups(self, attention: AttentionPlan, positions_N: Tensor) -> tuple[Any, list[Tensor]]:
+    def _groups(
+        self, attention: AttentionPlan | None, positions_N: Tensor
+    ) -> tuple[Any, list[Tensor]]:
         """For each group of a plan: the address of its rows (0: all, in order), its sequences,
         queries of each and slots of each, the address of the slots (0: runs), the first slot and
         the distance of two runs, and the address of the mask; and what the addresses point to."""
         kept: list[Tensor] = []
         lines = []
-        for group in attention.groups:
+        for group in attention.groups if attention is not None else ():
             mask_GqK = group.mask_GqK
             if self._narrow is not None:
                 positions_Gq = group.of_rows(positions_N)

@@ -4,8 +4,10 @@
 weight into oneDNN's layout at every call. Packed once, five rows cost what one does
 (docs/performance.md), and a row's sums hardly ever depend on how many rows there are."""
 
+import os
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache, lru_cache, partial
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
@@ -13,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .codes import FULL, Int4, Int8, codes_of, supported
+from .codes import FULL, SUPPORTED, Int4, Int8, codes_of
 from .integer import IntegerWeight
 
 SMALL_MODEL = 16_000_000  # weights
@@ -31,12 +33,12 @@ FewRows = Callable[[Tensor, Tensor | None], Tensor]
 @cache
 def compiled_kernels(bits: int) -> Any:
     """The module `kernels`; None without numba, or without the instructions for these weights."""
-    if not supported(bits):
+    if bits not in SUPPORTED or find_spec("numba") is None:
         return None
-    try:
-        from . import kernels
-    except ImportError:
-        return None
+    # numba would colour its messages, for which it resets the terminal when Python ends.
+    os.environ.setdefault("NUMBA_DISABLE_ERROR_MESSAGE_HIGHLIGHTING", "1")
+    from . import kernels
+
     return kernels
 
 

@@ -75,7 +75,7 @@ def test_a_round_is_its_ops_and_what_is_outside(graph: str) -> None:
     assert 0 < found.kernels < found.wall and 0 < found.host < 1
     assert found.wall == sum(wall for wall, _, _ in ops.values())
     forward, plan = ops["verify target.forward_"], ops["schedule schedule.plan_"]
-    assert forward[2] > 100 and forward[1] > forward[0] / 4
+    assert forward[2] > 20 and forward[1] > forward[0] / 4
     assert plan[1:] == (0, 0)
     text = list(tool.lines(graph, found, 2))
     assert len(text) == 1 + len(ops) + 2 and all(line.count("|") == 7 for line in text[:-2])

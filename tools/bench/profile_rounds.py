@@ -13,7 +13,7 @@ it takes. Of times the lower decile is shown: rounds that nothing else on the ma
 from argparse import ArgumentParser
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from statistics import median
 from time import perf_counter_ns
@@ -24,6 +24,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 from specsot.engine.prepare.inputs import Prompt
 from specsot.engine.run.session import Session, open_session, recorded
+from specsot.models.linear import PackedWeight
 from specsot.states.machine import Event, OpRan
 
 MARK, OP = "round ", "op "
@@ -85,6 +86,31 @@ class Shares:
         return self.parts[OUTSIDE][0]
 
 
+@contextmanager
+def compiled_noted(session: Session) -> Iterator[None]:
+    """Compiled functions are noted by the profiler as torch's kernels are."""
+
+    def noted(name: str, function: Callable[..., None]) -> Callable[..., None]:
+        def call(**arguments: Any) -> None:
+            with record_function(f"specsot::{name}"):
+                function(**arguments)
+
+        return call
+
+    before = list[tuple[Any, str, Any]]()
+    for model in filter(None, (session.models.target, session.models.drafter)):
+        if (layers := getattr(model, "compiled", None)) is not None:
+            before.append((layers, "_run_layers", layers._run_layers))
+        kernels = {getattr(module, "kernel", None) for module in model.modules()}
+        packed = [one for one in kernels if isinstance(one, PackedWeight)]
+        before += [(one, "_multiply", one._multiply) for one in packed]
+    for owner, name, function in before:
+        setattr(owner, name, noted(name, function))
+    yield
+    for owner, name, function in before:
+        setattr(owner, name, function)
+
+
 def rounds_of(session: Session, profiled: bool) -> tuple[list[Timed], Any]:
     """The rounds of one run but the first two, and the profiler."""
     run, recorder = recorded(session, [Prompt("profile", QUESTION)], None)
@@ -104,7 +130,7 @@ def rounds_of(session: Session, profiled: bool) -> tuple[list[Timed], Any]:
             run.advance()
         run.sink = sink
         watched = profile(activities=[ProfilerActivity.CPU]) if profiled else nullcontext()
-        with watched:
+        with watched, compiled_noted(session) if profiled else nullcontext():
             began, done = perf_counter_ns(), meter.rounds
             while not run.finished:
                 with record_function(f"{MARK}{len(found)}") if profiled else nullcontext():

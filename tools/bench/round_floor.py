@@ -32,6 +32,7 @@ from specsot.models.decoder import Decoder
 from specsot.models.drafters.config import Eagle3Config, default_taps
 from specsot.models.drafters.eagle import Eagle3
 from specsot.models.families import decoder_config
+from specsot.models.linear import PackedWeight
 from specsot.states.text.outline import Outline, Point
 
 QUESTION = "Write about the history of tea. Plan a weekend trip."
@@ -140,9 +141,16 @@ def weight_bytes(model: nn.Module | None) -> int:
     """Of the matrices but the embedding, of which a forward reads a few rows."""
     if model is None:
         return 0
-    held = dict((*model.named_parameters(), *model.named_buffers()))
-    read = [one for name, one in held.items() if "embed" not in name and one.ndim == 2]
-    return sum(one.numel() * one.element_size() for one in read)
+    count = 0
+    for name, module in model.named_modules():
+        kernel = getattr(module, "kernel", None)
+        if isinstance(kernel, PackedWeight):
+            count += kernel.blocks.nbytes
+            continue
+        held = (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False))
+        read = [one for own, one in held if "embed" not in f"{name}.{own}" and one.ndim == 2]
+        count += sum(one.numel() * one.element_size() for one in read)
+    return count
 
 
 def rounds_of(session: Session) -> tuple[list[float], float, float]:
