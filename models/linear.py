@@ -176,9 +176,10 @@ def compile_(
 
 
 def can_compile(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether the kernels multiply plain weights of this dtype here."""
+    """Whether the kernels multiply plain weights of this dtype here; they have one thread."""
     floats = dtype in (torch.float32, torch.bfloat16)
-    return device.type == "cpu" and floats and compiled_kernels(8 * dtype.itemsize) is not None
+    alone = device.type == "cpu" and torch.get_num_threads() == 1
+    return alone and floats and compiled_kernels(8 * dtype.itemsize) is not None
 
 
 def can_pack(device: torch.device, dtype: torch.dtype) -> bool:
