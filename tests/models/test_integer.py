@@ -12,7 +12,12 @@ from specsot.engine.run.scoring import full_prefill
 from specsot.models.codes import INT4_GROUP, MAX_STEP, Int4, Int8, codes_of, quantised
 from specsot.models.decoder import Decoder
 from specsot.models.integer import IntegerWeight, as_reference
-from specsot.models.linear import Linear, compiled_kernels, integer_product
+from specsot.models.linear import (
+    Linear,
+    PackedWeight,
+    compiled_kernels,
+    integer_product,
+)
 from specsot.models.load.weights import load_target
 
 CPU = torch.device("cpu")
@@ -80,6 +85,26 @@ def test_a_row_has_the_same_product_among_any_rows(
         residual_NO = torch.randn(21, outputs, dtype=torch.float64)
         added_NO = weight.product(x_NI, residual_NO)
         assert torch.allclose(added_NO, all_NO + residual_NO, rtol=1e-14)
+
+
+@pytest.mark.parametrize("shape", [(33, 40), (17, 5), (16, 1100)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_row_has_the_same_product_of_floats_among_any_rows(
+    shape: tuple[int, int], dtype: torch.dtype
+) -> None:
+    bits = 8 * dtype.itemsize
+    if compiled_kernels(bits) is None:
+        pytest.skip("no numba, or no such instructions")
+    weight_OI = torch.randn(shape).to(dtype)
+    x_NI = torch.randn(21, shape[1], dtype=torch.float64)
+    weight = PackedWeight(weight_OI, bits)
+    all_NO = weight.product(x_NI)
+    expected_NO = x_NI.to(dtype).double() @ weight_OI.double().t()
+    assert torch.allclose(all_NO, expected_NO, rtol=1e-4, atol=1e-4)
+    for rows in (1, 2, 3, 7, 8, 15):
+        assert torch.equal(weight.product(x_NI[:rows]), all_NO[:rows])
+    added_NO = weight.product(x_NI, expected_NO)
+    assert torch.allclose(added_NO, all_NO + expected_NO, rtol=1e-12)
 
 
 @pytest.mark.parametrize("form", [Int8, Int4])

@@ -139,10 +139,6 @@ def fork(run: EngineCore) -> PoolWatch:
     return watched(run, until=lambda run: run.state == "parallel_prefill")
 
 
-def prompt_rows(request: Request) -> int:
-    return sum(len(b.prompt) for b in request.branches if b.stage is Stage.RUNNING)
-
-
 @pytest.mark.parametrize("graph", BATCHING)
 @pytest.mark.parametrize("parts", [1, 2, 4, 8])
 @SHARES

@@ -1,8 +1,6 @@
-"""Generated prompts: their answers stand in their documents, and documents come again as asked."""
+"""Generated prompts with documents, some of which come again."""
 
 import json
-import re
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,81 +12,17 @@ from typer.testing import CliRunner, Result
 
 from specsot.engine.errors import Code, UsageError
 from specsot.engine.prepare.inputs import read_documents, read_file
-from specsot.states.text.documents import Document, DocumentSearch, check_document
+from specsot.states.text.documents import Document, check_document
 from tools.embedded.almanac import bucket
 from tools.embedded.document_sets import main
-from tools.embedded.documents import title_of
-from tools.embedded.people import FACTS, HOP_QUESTIONS, HOPS
 from tools.embedded.reading_prompts import KINDS, ReadingPrompt, SetSettings, reading_prompts
 from tools.embedded.tokenizer_training import rough_count
 
-PERSON = r"([A-Z][a-z]+ [A-Z][a-z]+)"
 ALL = SetSettings(prompts=40, documents=5, kinds=KINDS)
-Known = dict[tuple[str, str], str]
 
 
 def made(settings: SetSettings) -> list[ReadingPrompt]:
     return list(reading_prompts(settings, rough_count))
-
-
-def pattern(template: str, value: str = r"([\w ]+?)") -> str:
-    text = re.escape(template).replace(r"\{p\}", PERSON).replace(r"\{v\}", value)
-    return text.replace(r"\ a\ ([", r"\ an?\ ([")
-
-
-def statements(text: str) -> Iterator[tuple[str, str, str]]:
-    for fact in FACTS:
-        for who, value in re.findall(pattern(fact.statement), text):
-            yield who, fact.label, value
-    for record in re.split(r"(?=Name: )", text)[1:]:
-        fields = [part.split(": ", 1) for part in re.split(r"\n|; | / ", record.strip())]
-        assert fields[0][0] == "Name"
-        for label, value in fields[1:]:
-            yield fields[0][1], label, value
-
-
-def known(prompt: ReadingPrompt) -> Known:
-    found: Known = {}
-    for document in prompt.documents:
-        for who, label, value in statements(document.text):
-            assert found.setdefault((who, label), value) == value, "nothing is said twice"
-    return found
-
-
-def answer(question: str, facts: Known) -> str | None:
-    for fact in FACTS:
-        for form in fact.questions:
-            if match := re.fullmatch(pattern(form), question):
-                return facts.get((match[1], fact.label))
-    for hop in HOPS:
-        for label, forms in HOP_QUESTIONS.items():
-            for form in forms:
-                if match := re.fullmatch(pattern(form.replace("{h}", hop.hop)), question):
-                    return facts.get((facts.get((match[1], hop.label), ""), label))
-    raise AssertionError(f"no known question: {question}")
-
-
-@pytest.mark.parametrize("tokens", [None, 900])
-def test_who_reads_the_documents_finds_the_answers(tokens: int | None) -> None:
-    prompts = made(replace(ALL, tokens=tokens))
-    assert [p.kind for p in prompts] == list(KINDS) * 10
-    for prompt in prompts:
-        facts, two = known(prompt), prompt.kind == "two_hop"
-        assert prompt.hops == 1 + two
-        assert prompt.question.endswith(" Use search.") == (prompt.kind == "search")
-        assert not two or len(re.findall(PERSON, prompt.answers[0])) >= 3, "two people"
-        if prompt.kind in ("one_hop", "two_hop"):
-            assert prompt.values == (answer(prompt.question, facts),)
-        else:
-            titles = {
-                title_of(fact, who).lower(): facts.get((who, fact.label))
-                for who, _ in facts
-                for fact in FACTS
-            }
-            asked = re.findall(rf"the ([a-z ]+) of {PERSON}", prompt.question)
-            values = tuple(titles[f"{title} of {who}".lower()] for title, who in asked)
-            assert prompt.values == values and len(values) >= 2
-        assert all(v in a for v, a in zip(prompt.values, prompt.answers, strict=True))
 
 
 @settings(deadline=None, max_examples=25)
@@ -121,24 +55,6 @@ def test_nobody_of_the_training_texts_and_no_name_twice() -> None:
             assert bucket(document.title, 10) == 0, "a held-out name"
             titles.add((document.title, document.text))
     assert len({title for title, _ in titles}) == len(titles)
-
-
-@pytest.mark.parametrize("tokens", [512, 2048, 4096])
-def test_documents_have_about_the_tokens_asked_for(tokens: int) -> None:
-    for prompt in made(SetSettings(prompts=4, documents=8, tokens=tokens)):
-        lengths = [rough_count(document.text) for document in prompt.documents]
-        assert 0.85 * tokens < sum(lengths) < 1.15 * tokens
-        assert max(lengths) < 2 * min(lengths)
-
-
-def test_a_search_for_a_part_finds_its_document() -> None:
-    for prompt in made(replace(ALL, kinds=("search",))):
-        search = DocumentSearch(prompt.documents)
-        for sentence, value in zip(prompt.answers, prompt.values, strict=True):
-            who = re.match(PERSON, sentence)
-            assert who is not None
-            hits = [prompt.documents[i] for i in search.find(f"Anything of {who[0]}", 3)]
-            assert any(who[0] in hit.title and value in hit.text for hit in hits)
 
 
 def call(*words: object) -> Result:
