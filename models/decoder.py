@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import NamedTuple, Self
+from typing import NamedTuple, Self, cast
 
 import torch
 import torch.nn.functional as F
@@ -20,7 +20,6 @@ from .config import DecoderConfig
 from .integer import wide_norm
 from .layers import (
     AttentionInputs,
-    CompiledLayers,
     DecoderLayer,
     LayerHook,
     Of,
@@ -31,7 +30,7 @@ from .layers import (
     rotate_back,
     wide_logits,
 )
-from .linear import Linear, PackedWeight, Product
+from .linear import Linear, Product
 
 COMPUTED = (LayerStatus.DECODE, LayerStatus.FULL)
 MAX_ROWS = 2048  # at once in a layer: of more, every row takes longer (docs/memory.md)
@@ -72,11 +71,10 @@ class Decoder(PoolModel):
 
     share: which of the parameters are here; embedding and norms always are. whole: whether all of
     them are. max_positions: rows one sequence may have. known_tokens: ids from here on are rows of
-    the head without a token. weights: FULL, INT8 or INT4, see `integer`. compiled: their layers."""
+    the head without a token. weights: FULL, INT8 or INT4, see `integer`."""
 
     weights = "full"
     integer = False
-    compiled: CompiledLayers | None = None
     normalise = staticmethod(rms_norm)
 
     def __init__(self, config: DecoderConfig, share: Share | None = None) -> None:
@@ -102,6 +100,10 @@ class Decoder(PoolModel):
         self.lm_head = Linear(config.hidden_size, len(self.share.vocabulary), bias=False)
 
     @property
+    def stack(self) -> tuple[DecoderLayer, ...]:
+        return cast(tuple[DecoderLayer, ...], tuple(self.layers))
+
+    @property
     def dtype(self) -> torch.dtype:
         return self.embed.dtype
 
@@ -122,9 +124,6 @@ class Decoder(PoolModel):
                     module.normalise = wide_norm
             self.normalise = wide_norm
             self.integer = True
-        if not isinstance(self.lm_head.kernel, PackedWeight):
-            return
-        self.compiled = CompiledLayers.of(self, [*self.layers])
         if self.compiled is not None:
             self.compiled.warm_up()
             self.logits(self.embedded(torch.zeros(1, dtype=torch.int64)))

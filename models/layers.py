@@ -237,10 +237,14 @@ class DecoderLayer(nn.Module):
 class PoolModel(nn.Module):
     """A model whose layers read and write a pool: its sizes, its angles, what its layers see.
     groups: query heads of a key head. kinds: the kind of each layer. narrows: what layers of a kind
-    leave of the masks; None: everything. notes: assumed or ignored. fc: reads a drafter's taps."""
+    leave of the masks; None: everything. notes: assumed or ignored. fc: reads a drafter's taps.
+    mixes: its first layer gets the input of attention beside the residual. compiled: its layers, if
+    kernels multiply."""
 
     frequencies: Tensor
     fc: Linear
+    mixes = False
+    compiled: "CompiledLayers | None" = None
 
     def __init__(
         self, shape: DecoderShape, kinds: tuple[Any, ...], narrows: Mapping[Any, Narrow | None]
@@ -269,9 +273,15 @@ class PoolModel(nn.Module):
         """Of the rows between two layers."""
         return self.dtype
 
+    @property
+    def stack(self) -> tuple["DecoderLayer", ...]:
+        """The layers that can be computed as one function; none by default."""
+        return ()
+
     def compile_(self, kind: str, borrowed: Mapping[int, Product | None] | None = None) -> None:
-        """As `linear.compile_`; subclasses compile their layers too."""
+        """As `linear.compile_`, and the layers with what they multiply by."""
         compile_(self, kind, borrowed)
+        self.compiled = CompiledLayers.of(self)
 
     def angles(self, positions_N: Tensor) -> Angles:
         """cos and signed sin of these positions, computed in float32 as in transformers."""
@@ -312,14 +322,13 @@ class PoolModel(nn.Module):
 
 
 class CompiledLayers:
-    """Layers of a model, each with the addresses of what it multiplies with. mixes: the first one
-    gets the input of its attention, beside the residual, and does not normalise."""
+    """The layers of a model, each with the addresses of its weights."""
 
-    def __init__(self, model: PoolModel, layers: Sequence[DecoderLayer], mixes: bool) -> None:
+    def __init__(self, model: PoolModel) -> None:
         self._kept: list[Any] = []  # what the addresses point to
-        addresses = [self._addresses(layer, mixes) for layer in layers]
+        addresses = [self._addresses(layer, model.mixes) for layer in model.stack]
         self._layers_LA = np.array(addresses, np.int64)
-        layer = layers[0]
+        layer = model.stack[0]
         self._sizes = (layer.heads, layer.kv_heads, layer.head_dim, layer.inner)
         self._eps = layer.eps
         self._narrow = model.narrows[model.kinds[0]]
@@ -329,15 +338,14 @@ class CompiledLayers:
         self._run_layers = compiled_kernels(kernel.bits).run_layers
 
     @classmethod
-    def of(
-        cls, model: PoolModel, layers: Sequence[DecoderLayer], mixes: bool = False
-    ) -> "CompiledLayers | None":
+    def of(cls, model: PoolModel) -> "CompiledLayers | None":
         """None unless kernels multiply here, all layers see the same masks and have SwiGLU."""
-        packed = all(isinstance(layer.down.kernel, PackedWeight) for layer in layers)
-        alike = len(set(model.kinds)) == 1 and layers[0].kv_heads > 0
-        if not (packed and alike and layers[0].activation is torch.nn.functional.silu):
+        if not model.stack:
             return None
-        return cls(model, layers, mixes)
+        first = model.stack[0]
+        packed = isinstance(first.down.kernel, PackedWeight)
+        alike = len(set(model.kinds)) == 1 and first.kv_heads > 0
+        return cls(model) if packed and alike and first.activation is F.silu else None
 
     @torch.inference_mode()
     def warm_up(self) -> None:

@@ -4,7 +4,6 @@ It drafts a block [anchor, mask, mask, ...] at once, every row of which sees the
 context before it. The context has no rows in the network: its keys and values are projected from
 the target's hidden states and written into the pool. Arithmetic follows z-lab/dflash."""
 
-from collections.abc import Mapping
 from functools import partial
 from typing import NamedTuple, cast
 
@@ -14,8 +13,8 @@ from torch import Tensor, nn
 
 from ...ops.attention.backends import AttentionPlan
 from ...ops.kv.pool import KVCache
-from ..layers import CompiledLayers, DecoderLayer, PoolModel, RMSNorm, wide_logits
-from ..linear import Linear, PackedWeight, Product
+from ..layers import DecoderLayer, PoolModel, RMSNorm, wide_logits
+from ..linear import Linear, Product
 from .config import DFlashConfig, Reach
 
 
@@ -28,11 +27,9 @@ class TargetEnds(NamedTuple):
 
 class DFlashDraftModel(PoolModel):
     """Implements `BlockDrafter`. Its parameters are exactly the tensors of a published file; the
-    target's `ends` are none of them. head: the product of the target's head, if by a kernel.
-    compiled: its layers, if kernels multiply."""
+    target's `ends` are none of them. head: the product of the target's head, if by a kernel."""
 
     head: Product | None = None
-    compiled: CompiledLayers | None = None
 
     def __init__(self, config: DFlashConfig, ends: TargetEnds) -> None:
         narrows = {reach: partial(within, reach=reach) for reach in set(config.reaches)}
@@ -63,11 +60,6 @@ class DFlashDraftModel(PoolModel):
             parts = taps_RF.chunk(len(self.tap_ids), -1)
             taps_RF = torch.cat([parts[tap] for tap in order], -1)
         return self.hidden_norm.forward(self.fc.forward(taps_RF))
-
-    def compile_(self, kind: str, borrowed: Mapping[int, Product | None] | None = None) -> None:
-        super().compile_(kind, borrowed)
-        if isinstance(self.fc.kernel, PackedWeight):
-            self.compiled = CompiledLayers.of(self, self.stack)
 
     def write_context_(
         self, context_RH: Tensor, positions_R: Tensor, slots_R: Tensor, kv: KVCache

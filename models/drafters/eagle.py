@@ -2,7 +2,6 @@
 parameter names. Layout and arithmetic follow SafeAILab/EAGLE (`cnets1.py` for EAGLE-1 and -2,
 `cnets.py` for EAGLE-3) and vllm-project/speculators."""
 
-from collections.abc import Mapping
 from typing import ClassVar
 
 import torch
@@ -12,7 +11,6 @@ from torch import Tensor, nn
 from ...ops.attention.backends import AttentionPlan
 from ...ops.kv.pool import KVCache
 from ..layers import (
-    CompiledLayers,
     DecoderLayer,
     Of,
     PoolModel,
@@ -21,7 +19,7 @@ from ..layers import (
     rms_norm,
     wide_logits,
 )
-from ..linear import Linear, PackedWeight, Product
+from ..linear import Linear
 from .config import Eagle3Config, EagleConfig
 
 EMBEDDING = "embed_tokens.weight"
@@ -33,12 +31,11 @@ class EagleHead(PoolModel):
 
     tap_ids: the target's hidden states that `fc` reads. layer: the one layer, under whatever
     published name. ends: the parameters that are the target's, unless the drafter brings its own.
-    owned: which of them came with the drafter; the others are the target's own memory.
-    compiled: its layer, if kernels multiply."""
+    owned: which of them came with the drafter; the others are the target's own memory."""
 
     ends: ClassVar[frozenset[str]]
     layer: DecoderLayer
-    compiled: CompiledLayers | None = None
+    mixes = True
 
     def __init__(self, config: EagleConfig | Eagle3Config) -> None:
         super().__init__(config, (False,), {False: None})
@@ -75,10 +72,9 @@ class EagleHead(PoolModel):
             out_NH = self.layer(mixed_NW, residual_NH, 0, inputs, kv=kv)
         return torch.unflatten(self.to_features(out_NH), 0, tokens_BQ.shape)
 
-    def compile_(self, kind: str, borrowed: Mapping[int, Product | None] | None = None) -> None:
-        super().compile_(kind, borrowed)
-        if isinstance(self.layer.down.kernel, PackedWeight):
-            self.compiled = CompiledLayers.of(self, [self.layer], mixes=True)
+    @property
+    def stack(self) -> tuple[DecoderLayer, ...]:
+        return (self.layer,)
 
     def mix(self, embedding_NH: Tensor, hidden_NH: Tensor) -> tuple[Tensor, Tensor]:
         """Tokens and the features before them -> attention's input [N, W], the residual [N, H]."""

@@ -104,11 +104,13 @@ def compiled_noted(session: Session) -> Iterator[None]:
         kernels = {getattr(module, "kernel", None) for module in model.modules()}
         packed = [one for one in kernels if isinstance(one, PackedWeight)]
         before += [(one, "_multiply", one._multiply) for one in packed]
-    for owner, name, function in before:
-        setattr(owner, name, noted(name, function))
-    yield
-    for owner, name, function in before:
-        setattr(owner, name, function)
+    try:
+        for owner, name, function in before:
+            setattr(owner, name, noted(name, function))
+        yield
+    finally:
+        for owner, name, function in before:
+            setattr(owner, name, function)
 
 
 def rounds_of(session: Session, profiled: bool) -> tuple[list[Timed], Any]:
