@@ -238,8 +238,8 @@ class PoolModel(nn.Module):
     """A model whose layers read and write a pool: its sizes, its angles, what its layers see.
     groups: query heads of a key head. kinds: the kind of each layer. narrows: what layers of a kind
     leave of the masks; None: everything. notes: assumed or ignored. fc: reads a drafter's taps.
-    mixes: its first layer gets the input of attention beside the residual. compiled: its layers, if
-    kernels multiply."""
+    mixes: the first layer gets attention's input and the residual separately. compiled: its layers,
+    if kernels multiply."""
 
     frequencies: Tensor
     fc: Linear

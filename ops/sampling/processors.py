@@ -16,7 +16,7 @@ from .settings import TIES, SamplingRules
 
 @dataclass(frozen=True, slots=True)
 class SamplingColumns:
-    """The rules of several branches (or rows; S stands for either) as columns, float64 or int64;
+    """The rules of several branches (or rows; S is either) as columns, float64 or int64;
     biases are padded with (0, 0), forced tokens with -1; stop ids have a bias of -inf. depth: best
     scores that the filters read; most_kept: ids that a drawn row keeps; settings that occur."""
 
