@@ -22,8 +22,6 @@ from ...states.text.grammar import (
 from .fields import RequestPart, Text
 
 MAX_CALLS = 8  # of one answer
-Kind = Literal["json", "regex", "choice"]
-KINDS: tuple[Kind, ...] = ("json", "regex", "choice")
 NO_ARGUMENTS = {**ANY_OBJECT, "properties": {}}
 TOOLS_TEXT = """You can call these functions:
 {functions}
@@ -45,20 +43,15 @@ class ResponseFormat(RequestPart):
         return ANY_OBJECT if self.type == "json_object" else None
 
 
-def form_grammar(kind: Kind, value: Any) -> str:
-    """The grammar of a form of this kind; raises GrammarError."""
+def form_grammar(kind: Literal["json", "regex", "choice"], value: Any) -> str:
+    """The grammar of a JSON schema, a pattern, or a list of texts; raises GrammarError."""
     if kind == "json":
-        try:
-            schema = json.loads(value) if isinstance(value, str) else value
-        except (ValueError, RecursionError):
-            schema = None
-        if not isinstance(schema, dict):
+        if not isinstance(value, dict):
             raise GrammarError("the JSON schema must be an object")
-        return schema_grammar(schema)
-    texts = value if isinstance(value, list) else [value]
-    if not texts or not all(isinstance(text, str) and text for text in texts):
+        return schema_grammar(value)
+    if not all(value if kind == "choice" else [value]):
         raise GrammarError("texts must not be empty")
-    return choice_grammar(texts) if kind == "choice" else regex_grammar(texts[0])
+    return choice_grammar(value) if kind == "choice" else regex_grammar(value)
 
 
 class Function(RequestPart):
