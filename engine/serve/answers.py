@@ -131,20 +131,6 @@ class Choice:
             return list(self.reader.feed(text, final=final))
         return [{"content": text}] if text else []
 
-    def message(self, text: str) -> dict[str, Any]:
-        """The whole answer of a chat."""
-        message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None}
-        if self.reader is not None:
-            self.deltas(text, final=True)
-            message["content"] = self.reader.content
-            if self.reader.calls:
-                message |= {"content": None, "tool_calls": self.reader.calls}
-        return message
-
-    def finish_reason(self, ended: Ended) -> str:
-        called = self.reader is not None and self.reader.calls and self.reader.complete
-        return "tool_calls" if called and ended.finish == "stop" else FINISHED[ended.finish]
-
     def receive(self, message: Message) -> None:
         now = monotonic()
         graph = self.submit.graph
@@ -257,7 +243,13 @@ class Answers:
         choices = []
         for choice, ended in zip(self.choices, self._ends, strict=True):
             text = choice.echoed + choice.readable(ended.text)
-            content = {"message": choice.message(text)} if self._chat else {"text": text}
+            message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None}
+            if choice.reader is not None:
+                choice.deltas(text, final=True)
+                message["content"] = choice.reader.content
+                if choice.reader.calls:
+                    message |= {"content": None, "tool_calls": choice.reader.calls}
+            content = {"message": message} if self._chat else {"text": text}
             choices.append(self._shape(choice, content, choice.scores.rest(), ended))
         notes = [end.note for end in self._ends if end.note]
         vendor = {"graph": self.choices[0].submit.graph, "notes": notes}
@@ -357,13 +349,14 @@ class Answers:
         self, choice: Choice, content: Mapping[str, Any], rows: Sequence[Any], ended: Ended | None
     ) -> dict[str, Any]:
         """A choice of the reply, or of a chunk."""
-        return {
-            "index": choice.index,
-            **content,
-            "logprobs": choice.scores.shaped(rows, chat=self._chat),
-            "finish_reason": None if ended is None else choice.finish_reason(ended),
-            **({} if ended is None else {"stop_reason": ended.stop}),
-        }
+        logprobs = choice.scores.shaped(rows, chat=self._chat)
+        shape = {"index": choice.index, **content, "logprobs": logprobs, "finish_reason": None}
+        if ended is not None:
+            reader = choice.reader
+            called = ended.finish == "stop" and reader and reader.calls and reader.complete
+            shape["finish_reason"] = "tool_calls" if called else FINISHED[ended.finish]
+            shape["stop_reason"] = ended.stop
+        return shape
 
     def _token_counts(self, written: int) -> dict[str, Any]:
         """A prompt counts once however many choices it has."""
@@ -467,8 +460,8 @@ class ResponseAnswer:
         return self._response
 
     def _item(self, status: str, parts: list[dict[str, Any]]) -> dict[str, Any]:
-        item = {"id": self._item_id, "type": "message", "role": "assistant"}
-        return {**item, "status": status, "content": parts}
+        item = {"id": self._item_id, "type": "message", "role": "assistant", "status": status}
+        return {**item, "content": parts}
 
     async def streamed(self) -> AsyncIterator[dict[str, str]]:
         """The response as server-sent events."""

@@ -22,7 +22,7 @@ from ..prepare.inputs import Prompt
 from ..prepare.options import ServeOptions
 from ..record.run_folder import SavedRun, saved_runs
 from ..workers.link import LinkState, WorkerGoneError
-from ..workers.protocol import Decode, Decoded, Encode, Encoded, Refused, encode
+from ..workers.protocol import Encode, Encoded, Refused, encode
 from ..workers.router import Router
 from .answers import Answers, ResponseAnswer
 from .metrics import ServerMetrics
@@ -154,16 +154,18 @@ class Api:
     async def _text_of(self, prompt: Any) -> str:
         if isinstance(prompt, str):
             return prompt
-        decoded: Decoded = await self._ask(Decode(self.router.new_id(), prompt))
-        return decoded.text
+        graph = next(iter(self.router.graphs))
+        answer = await self._ask(Encode(graph, Prompt(self.router.new_id(), ""), token_ids=prompt))
+        return answer.text
 
-    async def _ask(self, message: Encode | Decode) -> Any:
+    async def _ask(self, message: Encode) -> Encoded:
         try:
             answer = await self.router.answer(message, self.options.timeout)
         except TimeoutError:
             raise ApiError(504, "the request's time was up", code="timeout") from None
         if isinstance(answer, Refused):
             raise invalid(answer.message, answer.param)
+        assert isinstance(answer, Encoded)
         return answer
 
     async def tokenize(self, fields: Body[TokenizeRequest]) -> Response:
@@ -178,7 +180,7 @@ class Api:
             if prefill:
                 raise invalid("messages: the last turn must be a user's", "messages")
         prompt = replace(prompt, key=self.router.new_id())
-        encoded: Encoded = await self._ask(Encode(graph, prompt, fields.messages is not None))
+        encoded = await self._ask(Encode(graph, prompt, fields.messages is not None))
         body = {
             "count": len(encoded.token_ids),
             "max_model_len": self.router.graphs[graph]["longest"],
@@ -355,69 +357,52 @@ def page_files() -> dict[str, tuple[bytes, str]]:
     }
 
 
-class PageRoutes:
-    """The page's routes. router: None to play back runs only; only: the single run then."""
+def add_page_routes(
+    app: FastAPI, router: Router | None, runs: Path, only: SavedRun | None = None
+) -> None:
+    """Add the page's routes. router: None to play back runs only; only: the single run then."""
+    files = page_files()
 
-    def __init__(
-        self, app: FastAPI, router: Router | None, runs: Path, only: SavedRun | None = None
-    ) -> None:
-        self._router = router
-        self._runs = runs
-        self._only = only
-        self._files = page_files()
-        routes = {
-            "/": self.file,
-            "/page/{name}": self.file,
-            "/specsot/about": self.about,
-            "/specsot/runs/{name}": self.run,
-        }
-        if self._router is not None:
-            routes["/specsot/pictures"] = self.pictures
-        for path, function in routes.items():
-            app.add_route(path, function, methods=["GET"], include_in_schema=False)
-
-    async def file(self, request: Request) -> Response:
+    async def file(request: Request) -> Response:
         name = request.path_params.get("name", "index.html")
-        if name not in self._files:
+        if name not in files:
             raise ApiError(404, f"file not found: {name[:80]!r}")
-        body, kind = self._files[name]
+        body, kind = files[name]
         return Response(body, headers={"content-type": kind, **NO_STORE})
 
-    async def about(self, request: Request) -> Response:
-        router = self._router
+    async def about(request: Request) -> Response:
         body = {
             "live": router is not None,
             "state": "" if router is None else str(router.state),
             "graphs": [] if router is None else list(router.graphs.values()),
-            "runs": [run.path.name for run in await asyncio.to_thread(self._saved_runs)],
+            "runs": [run.path.name for run in await asyncio.to_thread(shown_runs)],
         }
         return JSONResponse(body, headers=NO_STORE)
 
-    def _saved_runs(self) -> list[SavedRun]:
-        if self._only is not None:
-            return [self._only]
+    def shown_runs() -> list[SavedRun]:
+        if only is not None:
+            return [only]
         try:
-            return saved_runs(self._runs)[:MAX_RUNS]
+            return saved_runs(runs)[:MAX_RUNS]
         except (UsageError, OSError):
             return []
 
-    def run(self, request: Request) -> Response:
+    def run(request: Request) -> Response:
         """The JSON of a run. It takes seconds: Starlette calls what is no coroutine on a thread."""
         name = request.path_params["name"]
-        run = next((saved for saved in self._saved_runs() if saved.path.name == name), None)
-        if run is None:
+        found = next((saved for saved in shown_runs() if saved.path.name == name), None)
+        if found is None:
             raise ApiError(404, f"run not found: {name[:80]!r}")
         from ..record.replay import playback_of  # imports torch
 
         try:
-            text = json.dumps(playback_of(run), separators=(",", ":"))
+            text = json.dumps(playback_of(found), separators=(",", ":"))
         except UsageError as error:
             raise ApiError(400, str(error)) from None
         return Response(text, headers={"content-type": "application/json", **NO_STORE})
 
-    async def pictures(self, request: Request) -> Response:
+    async def pictures(request: Request) -> Response:
         """The engines' pictures, as server-sent events."""
-        router = self._router
         assert router is not None
         if len(router.watchers) >= MAX_VIEWERS:
             raise overloaded(f"{MAX_VIEWERS} pages are open already", 429)
@@ -427,3 +412,14 @@ class PageRoutes:
                 yield {"data": encode(picture).decode().strip()}
 
         return EventSourceResponse(events(), ping=15, sep="\n", send_timeout=10)
+
+    routes: dict[str, Any] = {
+        "/": file,
+        "/page/{name}": file,
+        "/specsot/about": about,
+        "/specsot/runs/{name}": run,
+    }
+    if router is not None:
+        routes["/specsot/pictures"] = pictures
+    for path, function in routes.items():
+        app.add_route(path, function, methods=["GET"], include_in_schema=False)

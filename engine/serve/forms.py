@@ -5,6 +5,7 @@ Calls are the JSON list `[{"name":"f","arguments":{}}]`, in prompts, grammars an
 import json
 import re
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 from uuid import uuid4
@@ -146,8 +147,15 @@ class CallReader:
 
     def _read_calls(self) -> Iterator[dict[str, Any]]:
         while True:
-            if not self.complete:
-                yield from self._arguments()
+            if not self.complete:  # the last call's arguments, or their next piece
+                end = len(self._text)
+                with suppress(ValueError):  # incomplete
+                    _, end = DECODER.raw_decode(self._text, self._start)
+                    self.complete = True
+                if piece := self._text[self._sent : end]:
+                    self.calls[-1]["function"]["arguments"] += piece
+                    yield self._delta({"function": {"arguments": piece}})
+                self._sent = end + self.complete  # after the brace that ends the call
             head = HEAD.match(self._text, self._sent)
             if not self.complete or head is None:
                 return
@@ -157,19 +165,6 @@ class CallReader:
             call = {"id": f"call_{uuid4().hex[:24]}", "type": "function", "function": function}
             self.calls.append(call)
             yield self._delta({**call, "function": dict(function)})
-
-    def _arguments(self) -> Iterator[dict[str, Any]]:
-        """The next piece of the last call's arguments."""
-        end = len(self._text)
-        try:
-            _, end = DECODER.raw_decode(self._text, self._start)
-            self.complete = True
-        except ValueError:  # incomplete
-            pass
-        if piece := self._text[self._sent : end]:
-            self.calls[-1]["function"]["arguments"] += piece
-            yield self._delta({"function": {"arguments": piece}})
-        self._sent = end + self.complete  # after the brace that ends the call
 
     def _delta(self, call: dict[str, Any]) -> dict[str, Any]:
         return {"tool_calls": [{"index": len(self.calls) - 1, **call}]}

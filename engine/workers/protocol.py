@@ -5,7 +5,7 @@ are checked when the line is read. KV rows travel separately, in collectives."""
 
 import json
 import socket
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 from itertools import zip_longest
@@ -67,20 +67,17 @@ class Cancel(NamedTuple):
 
 
 class Encode(NamedTuple):
-    """Tokenize a prompt's text; with `chat`, the whole prompt with its template."""
+    """Tokenize a prompt's text; with `chat`, the whole prompt with its template. token_ids: what is
+    to be decoded instead."""
 
     graph: Text
     prompt: Prompt
     chat: bool = False
+    token_ids: Sequence[int] = ()
 
     @property
     def id(self) -> str:
         return self.prompt.key
-
-
-class Decode(NamedTuple):
-    id: str
-    token_ids: Sequence[int]
 
 
 class SnapshotRequest(NamedTuple):
@@ -162,16 +159,12 @@ class Ended(NamedTuple):
 
 
 class Encoded(NamedTuple):
-    """Answer to `Encode`; pieces: text of each token."""
+    """Answer to `Encode`: tokens with the text of each, or the text of all that were to decode."""
 
     id: str
-    token_ids: Sequence[int]
-    pieces: Sequence[Text]
-
-
-class Decoded(NamedTuple):
-    id: str
-    text: Text
+    token_ids: Sequence[int] = ()
+    pieces: Sequence[Text] = ()
+    text: Text = ""
 
 
 class Counts(NamedTuple):
@@ -285,19 +278,15 @@ class WorkCounts(NamedTuple):
     peak_memory: int
 
 
-Request = Submit | Encode | Decode
+Request = Submit | Encode
 Order = FormGroup | Assign | Regroup | CountWork
 NumberedReply = Grouped | Regrouped | WorkCounts
 Output = Committed | BranchEnded
-Answer = Admitted | Refused | Wrote | Ended | Encoded | Decoded
+Answer = Admitted | Refused | Wrote | Ended | Encoded
 State = Ready | Heartbeat | Failed | Counts | Picture | NumberedReply | Output
 Message = Start | Load | SnapshotRequest | Cancel | Request | Order | Answer | State
 KINDS: dict[str, type[Any]] = {kind.__name__: kind for kind in Message.__args__}
-
-
-@cache
-def _adapter(kind: str) -> TypeAdapter[Any]:
-    return TypeAdapter(KINDS[kind])
+_adapter: Callable[[type[Any]], TypeAdapter[Any]] = cache(TypeAdapter)
 
 
 def _values(message: Any) -> dict[str, Any]:
@@ -313,7 +302,7 @@ def decode(line: bytes) -> Message:
     """A line as a message; raises ProtocolError."""
     try:
         values = json.loads(line)
-        kind = _adapter(values.pop("kind"))
+        kind = _adapter(KINDS[values.pop("kind")])
         message: Message = kind.validate_python(values, by_alias=False, by_name=True)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ProtocolError(f"not a message: {error}") from None

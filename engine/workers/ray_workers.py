@@ -11,7 +11,7 @@ import signal
 import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from hashlib import sha256
@@ -378,17 +378,6 @@ def job_workers(
 
     parts = parts_of(job, block)
     return ray_workers(block, load, parts=parts, detached=detached, counted=not detached)
-
-
-def load_workers(job: Job, block: ClusterBlock) -> None:
-    """Start workers of a job on a cluster that stay, and wait for them; raises ClusterError."""
-    from .worker_groups import WorkerGroups
-
-    with (
-        job_workers(job, block, detached=True) as source,
-        closing(WorkerGroups(source, block)) as groups,
-    ):
-        groups.load_()
 
 
 def worker_states(address: str) -> Iterator[tuple[str, str]]:

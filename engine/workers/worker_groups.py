@@ -91,7 +91,7 @@ class WorkerGroups(Membership[RunWorker]):
         self._size = 0
         self._groups = dict[int, list[WorkerGroup]]()
         self._messages = deque[tuple[RunWorker, Message]]()
-        self._expected: tuple[type[NumberedReply] | None, int] = (None, 0)  # kind and number
+        self._expected: tuple[type[NumberedReply], int] = (Grouped, NO_GROUP)  # kind and number
         self._replies = dict[RunWorker, NumberedReply]()
         self._changed = asyncio.Event()
         self._loop = asyncio.new_event_loop()
@@ -206,7 +206,6 @@ class WorkerGroups(Membership[RunWorker]):
             worker.send(order)
         while any(worker in self.workers and worker not in replies for worker in orders):
             self.receive_()
-        self._expected = (None, 0)
         return replies
 
     def close(self) -> None:

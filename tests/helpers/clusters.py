@@ -110,7 +110,8 @@ class ThreadWorkers:
         self.source = WorkerSource(self.host, len(sessions))
 
     def host(self, number: int, part: int) -> ThreadHost:
-        process = WorkerProcess(lambda job: self.sessions[part])
+        process = WorkerProcess()
+        process.loop = WorkerLoop(self.sessions[part])
         self.processes.append(process)
         return ThreadHost(Load({}), process.serve)
 

@@ -184,8 +184,10 @@ def test_workers_that_cannot_begin_end_the_run_with_their_reason() -> None:
         clusters.on_workers(clusters.session_of("bim_plain"), [clusters.BEES], source=source)
 
 
-def test_a_driver_that_is_gone_leaves_nothing_for_the_next() -> None:
-    process = WorkerProcess(lambda job: clusters.session_of("autoregressive"))
+def test_a_driver_that_is_gone_leaves_nothing_for_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    session = clusters.session_of("autoregressive")
+    monkeypatch.setattr("specsot.engine.workers.process.load_job", lambda job: session)
+    process = WorkerProcess()
 
     def drive(*orders: protocol.Load | protocol.Assign) -> tuple[protocol.WorkerSocket, Thread]:
         ours, theirs = socket.socketpair()
