@@ -20,14 +20,7 @@ from ..workers.router import Router
 from ..workers.tickets import StalledError, Ticket
 from .forms import CallReader
 from .metrics import ServerMetrics
-from .requests import (
-    ApiError,
-    ChatRequest,
-    CompletionRequest,
-    ResponseRequest,
-    engine_gone,
-    invalid,
-)
+from .requests import ApiError, ChatRequest, CompletionRequest, ResponseRequest, engine_gone
 
 LOWEST = -9999.0  # JSON has no -inf
 EVENT_FIELDS = {"outline": "titles", "opened": "title", "reused": "runs", "ended": "finish"}
@@ -143,7 +136,6 @@ class Choice:
             self.scores.add(message)
         elif isinstance(message, Ended):
             self.ended = message
-            self.ticket.ended = True
             self.metrics.ended(graph, message, now - self.start_time)
             self.ticket.close()
 
@@ -177,9 +169,8 @@ class Answers:
             for choice in self.choices:
                 first = await choice.ticket.next()
                 if isinstance(first, Refused):
-                    choice.ticket.ended = True
                     blamed = self._fields.form()[0] if first.param == GRAMMAR else first.param
-                    raise invalid(first.message, blamed, first.code)
+                    raise ApiError(400, first.message, param=blamed, code=first.code)
                 assert isinstance(first, Admitted)
                 choice.prompt_tokens = first.prompt_tokens
         except BaseException:

@@ -411,7 +411,7 @@ def add_page_routes(
             async for picture in router.pictures():
                 yield {"data": encode(picture).decode().strip()}
 
-        return EventSourceResponse(events(), ping=15, sep="\n", send_timeout=10)
+        return EventSourceResponse(events(), ping=PING, sep="\n", send_timeout=10)
 
     routes: dict[str, Any] = {
         "/": file,

@@ -5,7 +5,7 @@ they commit them. So what a lost worker had continues elsewhere behind its last 
 coins are keyed by position: the text is the same."""
 
 from collections import Counter
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import count
 from time import monotonic
@@ -167,18 +167,6 @@ class RequestState:
                     self.end_(branch.index, branch.finish, branch.note)
                     return
 
-    def drop_lost_(self, present: Container[WorkerGroup]) -> list[str]:
-        """Take back what groups had that are not present any more; names of its branches."""
-        request = self.request
-        lost = {index for index, group in self.assigned.items() if group not in present}
-        names = [branch.name for branch in request.all_branches() if branch.index in lost]
-        for index in lost:
-            del self.assigned[index]
-        self.holders = {group for group in self.holders if group in present}
-        if self.source not in present:
-            self.source = next(iter(self.holders), None)
-        return names
-
 
 # -- all requests ---------------------------------------------------------------------------------
 
@@ -231,11 +219,20 @@ class Director:
             worker.send(order)
 
     def drop_lost_(self) -> None:
+        """Take back what groups had that are not present any more."""
         present = {*self.workers.decoders, *self.workers.writers}
         present |= {worker.single for worker in self.workers.workers}
-        for id in [id for id, (_, group) in self._assignments.items() if group not in present]:
-            del self._assignments[id]
-        if names := [name for state in self.states for name in state.drop_lost_(present)]:
+        self._assignments = {id: a for id, a in self._assignments.items() if a[1] in present}
+        names: list[str] = []
+        for state in self.states:
+            for branch in state.request.all_branches():
+                if branch.index in state.assigned and state.assigned[branch.index] not in present:
+                    del state.assigned[branch.index]
+                    names.append(branch.name)
+            state.holders &= present
+            if state.source not in present:
+                state.source = next(iter(state.holders), None)
+        if names:
             self.workers.report({"event": "again", "branches": names})
 
     def _receive_(self, worker: RunWorker, output: Output) -> None:
@@ -448,9 +445,7 @@ class ClusterRecorder(Recorder):
                 meter.requests.setdefault(key, Counter()).update(lengths)
         meter.most_active = max((part.most_active for part in meters), default=0)
         meter.tokens = sum(director.tokens.values())
-        memory: dict[str, Any] = summed(
-            [engine for one in counts.values() for engine in one.memory]
-        )
+        memory: dict[str, Any] = summed([held for one in counts.values() for held in one.memory])
         memory["host_reads"]["per_round"] = ratio(memory["host_reads"]["total"], meter.forwards)
         if (cache := memory["prefix_cache"]) is not None:
             cache["hit_rate"] = ratio(cache["reused"], cache["asked"])

@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import asdict, dataclass, field, replace
 from math import inf
-from threading import Thread
+from threading import Event, Thread
 from time import monotonic, sleep
 from typing import Any
 
@@ -35,15 +35,13 @@ from ..run.scoring import Scorer
 from ..run.session import Session, derive_seed, load, tie
 from ..shell import complain
 from . import protocol
-from .worker_loop import OpenRequest, OrderQueue, Send, WorkerEngine, WorkerLoop, load_job
+from .worker_loop import OpenRequest, Send, WorkerEngine, WorkerLoop, load_job
 
 REPORT_INTERVAL = 0.25  # seconds between two `Counts`
 PICTURE_INTERVAL = 0.125  # seconds
 HEARTBEAT_INTERVAL = 0.5  # seconds
 MAX_MOVES = 24  # of a picture
 FIRST_KEY = "1"  # of the only prompt of a run, from which its coins follow
-TOO_LONG = "context_length_exceeded"
-NATURAL_ENDS = ("stop", "length")
 
 
 @dataclass(slots=True)
@@ -149,7 +147,9 @@ class ServedRequest(OpenRequest):
             plain = len(answer.sections) == 1 and not answer.outline_finish
             if plain and self._tokens_to_stop is not None:
                 usage["answer"] = self._tokens_to_stop
-            whole = ready.finish in NATURAL_ENDS and not (self._order.raw or self.message.stop)
+            whole = ready.finish in ("stop", "length") and not (
+                self._order.raw or self.message.stop
+            )
             yield protocol.Ended(
                 self.message.id,
                 answer.text if whole else self._text,
@@ -250,11 +250,10 @@ class ServedGraph(WorkerEngine):
             prompt, settings, prompt_tokens = self.build(message)
         except Refusal as error:
             self.send(protocol.Refused(message.id, str(error), error.param, error.code))
-        except PromptError as error:
-            param = "prompt" if message.raw else "messages"
-            self.send(protocol.Refused(message.id, str(error), param))
-        except Exception as error:  # of a model's tokenizer
-            self.send(protocol.Refused(message.id, message_of(error)))
+        except Exception as error:  # also of a model's tokenizer
+            text = "prompt" if message.raw else "messages"
+            param = text if isinstance(error, PromptError) else None
+            self.send(protocol.Refused(message.id, message_of(error), param))
         else:
             self.send(protocol.Admitted(message.id, prompt_tokens))
             handle = self.engine.submit(prompt, timeout=message.timeout, settings=settings)
@@ -307,7 +306,7 @@ class ServedGraph(WorkerEngine):
             )
             longest = f"This model's maximum context length is {fit.longest} tokens."
             why = why if asked > fit.longest else f"The request {fit.why}."
-            raise Refusal(f"{longest} {why}", text, TOO_LONG)
+            raise Refusal(f"{longest} {why}", text, "context_length_exceeded")
         return prompt, settings, fit.prompt
 
     def _raw(self, text: str) -> list[int]:
@@ -396,10 +395,8 @@ class EngineProcess:
 
     def __init__(self, pipe: protocol.WorkerSocket, start: protocol.Start) -> None:
         self._pipe = pipe
-        self._orders = OrderQueue()
+        self._wake = Event()
         self._graphs: dict[str, ServedGraph] = {}
-        self._report_time = 0.0
-        self._picture_time = 0.0
         self._turn_time = inf  # none while models are loaded
         Thread(target=_send_heartbeats, args=(pipe, lambda: self.stuck), daemon=True).start()
         models: Models | None = None
@@ -420,12 +417,33 @@ class EngineProcess:
         pipe.send(protocol.Ready(facts))
 
     def serve(self) -> None:
+        """Make steps of every engine that has requests; send pictures and counts when they are
+        due."""
         Thread(target=self._listen, name="specsot-listen", daemon=True).start()
-        order = None
+        graphs = self._graphs.values()
+        report_time = 0.0
+        picture_time = 0.0
         while not self._pipe.closed:
-            self._turn(order)
-            busy = any(graph.requests for graph in self._graphs.values())
-            order = self._orders.pop(0.0 if busy else REPORT_INTERVAL)
+            now = self._turn_time = monotonic()
+            due = now - picture_time >= PICTURE_INTERVAL
+            picture_time = now if due else picture_time
+            for graph in graphs:
+                before = len(graph.requests)
+                graph.step()
+                ended = before and not graph.requests  # its last picture is sent at once
+                if graph.watched and graph.moves and (due or ended):
+                    self._pipe.send(graph.picture())
+            if now - report_time >= REPORT_INTERVAL:
+                report_time = now
+                counts = {
+                    graph.name: asdict(graph.engine.stats())
+                    | {"positions": [*graph.positions.values()]}
+                    for graph in graphs
+                }
+                self._pipe.send(protocol.Counts(counts))
+            if not any(graph.requests for graph in graphs):
+                self._wake.wait(REPORT_INTERVAL)
+            self._wake.clear()
 
     @property
     def stuck(self) -> float:
@@ -442,39 +460,15 @@ class EngineProcess:
                         others.submit(self._graphs[message.graph].encode, message)
                     case protocol.Submit():
                         self._graphs[message.graph].submit(message)
-                        self._orders.put(None)
-                    case protocol.Cancel() | protocol.SnapshotRequest():
-                        self._orders.put(message)
-            self._orders.put(None)
-
-    def _turn(self, order: protocol.Message | None) -> None:
-        """Execute orders, then make a step of every engine that has requests; pictures and counts
-        when they are due."""
-        graphs = self._graphs.values()
-        while order is not None:
-            for graph in graphs:
-                if isinstance(order, protocol.SnapshotRequest):
-                    graph.watched = order.on
-                elif isinstance(order, protocol.Cancel) and order.id in graph.requests:
-                    graph.requests[order.id].handle.cancel()
-            order = self._orders.pop()
-        now = self._turn_time = monotonic()
-        due = now - self._picture_time >= PICTURE_INTERVAL
-        self._picture_time = now if due else self._picture_time
-        for graph in graphs:
-            before = len(graph.requests)
-            graph.step()
-            ended = before and not graph.requests  # its last picture is sent at once
-            if graph.watched and graph.moves and (due or ended):
-                self._pipe.send(graph.picture())
-        if now - self._report_time >= REPORT_INTERVAL:
-            self._report_time = now
-            counts = {
-                graph.name: asdict(graph.engine.stats())
-                | {"positions": [*graph.positions.values()]}
-                for graph in graphs
-            }
-            self._pipe.send(protocol.Counts(counts))
+                        self._wake.set()
+                    case protocol.SnapshotRequest():
+                        for graph in self._graphs.values():
+                            graph.watched = message.on
+                    case protocol.Cancel():
+                        for graph in self._graphs.values():
+                            if (request := graph.requests.get(message.id)) is not None:
+                                request.handle.cancel()
+            self._wake.set()
 
 
 class WorkerProcess:
@@ -494,7 +488,7 @@ class WorkerProcess:
             try:
                 if isinstance(start, protocol.Load):
                     Thread(target=_send_heartbeats, args=(pipe,), daemon=True).start()
-                    self.loop = self.loop or WorkerLoop(load_job(start.job))
+                    self.loop = self.loop or WorkerLoop(load_job(start))
                     self.loop.serve(pipe)
                     return int(Code.OK)
                 engines = EngineProcess(pipe, start)

@@ -5,7 +5,7 @@ are checked when the line is read. KV rows travel separately, in collectives."""
 
 import json
 import socket
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 from itertools import zip_longest
@@ -191,9 +191,13 @@ class Picture(NamedTuple):
 
 
 class Load(NamedTuple):
-    """First message: load the models of a job (`worker_loop.job_values`), or keep them loaded."""
+    """First message: load the models of a job, or keep them loaded. graph: its YAML. options: those
+    that decide on models. packed: its weights may be. part: of the weights, and how many."""
 
-    job: Mapping[str, Any]
+    graph: Text
+    options: Mapping[str, Any]
+    packed: bool = True
+    part: tuple[int, int] = (0, 1)
 
 
 class FormGroup(NamedTuple):
@@ -286,7 +290,7 @@ Answer = Admitted | Refused | Wrote | Ended | Encoded
 State = Ready | Heartbeat | Failed | Counts | Picture | NumberedReply | Output
 Message = Start | Load | SnapshotRequest | Cancel | Request | Order | Answer | State
 KINDS: dict[str, type[Any]] = {kind.__name__: kind for kind in Message.__args__}
-_adapter: Callable[[type[Any]], TypeAdapter[Any]] = cache(TypeAdapter)
+_adapter: Any = cache(TypeAdapter)
 
 
 def _values(message: Any) -> dict[str, Any]:

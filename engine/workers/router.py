@@ -90,9 +90,8 @@ class Router(Membership[Replica]):
     @property
     def counts(self) -> CountsByGraph:
         """Counters of the engines of each graph, over all replicas."""
-        total: CountsByGraph = protocol.summed(
-            [self._past_counts, *(one.counts for one in self.links)]
-        )
+        counts = [self._past_counts, *(one.counts for one in self.links)]
+        total: CountsByGraph = protocol.summed(counts)
         return total
 
     @property

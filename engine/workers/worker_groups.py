@@ -7,6 +7,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import count
 from time import monotonic
 from typing import Any
 
@@ -85,7 +86,7 @@ class WorkerGroups(Membership[RunWorker]):
         self.epoch = NO_GROUP
         self.members: set[RunWorker] = set()
         self.losses = 0
-        self._num_started = 0
+        self._numbers = count()
         self._failures = 0
         self._why = ""
         self._size = 0
@@ -111,8 +112,8 @@ class WorkerGroups(Membership[RunWorker]):
             return self.ready
         per_part = self.block.together // parts  # in a worker group
         by_part = [[one for one in self.ready if one.part == part] for part in range(parts)]
-        count = min(map(len, by_part)) // per_part * per_part
-        return [worker for workers in by_part for worker in workers[:count]]
+        length = min(map(len, by_part)) // per_part * per_part
+        return [worker for workers in by_part for worker in workers[:length]]
 
     @property
     def group(self) -> list[RunWorker]:
@@ -142,9 +143,9 @@ class WorkerGroups(Membership[RunWorker]):
                 raise ClusterError(f"{MAX_FAILURES} workers in a row were lost: {self._why}")
             counts = Counter(worker.part for worker in self.workers)
             part = min(range(self.source.parts), key=lambda part: counts[part])
-            host = self.source.host(self._num_started, part)
-            worker = RunWorker(f"worker-{self._num_started}", host, self, part=part)
-            self._num_started += 1
+            number = next(self._numbers)
+            host = self.source.host(number, part)
+            worker = RunWorker(f"worker-{number}", host, self, part=part)
             self._loop.call_soon(self.start, worker)
             self.workers.append(worker)
 

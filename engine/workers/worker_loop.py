@@ -13,7 +13,7 @@ import gc
 import os
 import resource
 import socket
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from copy import copy
 from dataclasses import asdict, dataclass, field, replace
@@ -58,26 +58,22 @@ def parts_of(job: Job, block: ClusterBlock) -> int:
     return block.parts if job.options.weights == FULL else 1
 
 
-def job_values(job: Job, block: ClusterBlock, number: int, part: int) -> dict[str, Any]:
-    """The graph, and the options that decide on models, as JSON values. number: of the worker,
-    which gets a device by it. part: of the weights, of `parts_of`."""
+def load_message(job: Job, block: ClusterBlock, number: int, part: int) -> protocol.Load:
+    """The first message to a worker. number: of the worker, which gets a device by it. part: of
+    the weights, of `parts_of`."""
     names = [name for name in SESSION if name not in ("outline", "sets")]
     options = {name: asdict(job.options)[name] for name in names} | block.device_of(number)
     options |= {"skip_scan": job.options.skip_scan, "profile": None, "graph": job.options.graph}
-    return {
-        "graph": graph_yaml(job.program.graph),
-        "options": options,
-        "packed": block.together == 1,
-        "part": [part, parts_of(job, block)],
-    }
+    graph = graph_yaml(job.program.graph)
+    return protocol.Load(graph, options, block.together == 1, (part, parts_of(job, block)))
 
 
-def load_job(values: Mapping[str, Any]) -> Session:
+def load_job(first: protocol.Load) -> Session:
     """A worker's session; weights that several workers compute with are not packed."""
-    name = str(values["options"]["graph"])
-    source = Source(decode(values["graph"].encode(), name), name)
-    job = Job(load_program(source, op_table()), RunOptions(**values["options"]), ())
-    return load(job, packed=values["packed"], part=tuple(values["part"]))
+    name = str(first.options["graph"])
+    source = Source(decode(first.graph.encode(), name), name)
+    job = Job(load_program(source, op_table()), RunOptions(**first.options), ())
+    return load(job, packed=first.packed, part=first.part)
 
 
 @dataclass(eq=False)
@@ -376,14 +372,37 @@ class WorkerLoop:
         self._pipe.send(message)  # of the driver at this time
 
     def _turn(self) -> None:
-        """Execute orders, then make a step with every busy engine; waits a little if none is."""
+        """Execute orders, then make a step with every busy engine; waits a little if none is. All
+        orders are executed, up to one that starts common work; before a common step as many shared
+        ones as the first rank has, and all others."""
         common = self._common
+        orders = self._orders
         try:
-            self._take_orders(common)
+            if common is None:
+                busy = any(engine.requests for engine in self.engines.values())
+                order = orders.pop(0.0 if busy else IDLE_INTERVAL)
+                while order is not None:
+                    self._execute(order)
+                    order = orders.pop() if self._common is None else None
+            else:
+                assert self.groups is not None and common.ranks is not None
+                with orders.mutex:
+                    count = sum(map(orders.is_shared, orders.queue))
+                count = common.ranks.first(count, self.session.models.device)
+                while count and self._common is common:
+                    order = orders.pop(self.groups.order.block.deadline)
+                    if order is None:
+                        raise RankLost("orders of the other ranks did not come")
+                    count -= orders.is_shared(order)
+                    self._execute(order)
+                while self._common is common and orders.queue:
+                    if orders.is_shared(orders.queue[0]):
+                        break
+                    self._execute(orders.get())
             if self._common is common:  # else the other ranks must be asked first
                 for engine in [*self.engines.values()]:
                     engine.step()
-        except RankLost as error:
+        except RankLost as error:  # they did not come, or their orders
             assert self.groups is not None
             number = self.groups.order.number
             self._leave()
@@ -395,33 +414,7 @@ class WorkerLoop:
         busy = (engine for engine in self.engines.values() if engine.requests and engine.ranks)
         return next(busy, None)
 
-    def _take_orders(self, common: TensorParallelEngine | None) -> None:
-        """Execute all orders, up to one that starts common work; before a common step as many
-        shared orders as the first rank has, and all others. Raises RankLost: the other ranks did
-        not come, or the orders that they have."""
-        if common is None:
-            busy = any(engine.requests for engine in self.engines.values())
-            order = self._orders.pop(0.0 if busy else IDLE_INTERVAL)
-            while order is not None:
-                self._execute(order)
-                order = self._orders.pop() if self._common is None else None
-            return
-        assert self.groups is not None and common.ranks is not None
-        queue = self._orders.queue
-        with self._orders.mutex:
-            count = sum(map(self._orders.is_shared, queue))
-        count = common.ranks.first(count, self.session.models.device)
-        while count and self._common is common:
-            order = self._orders.pop(self.groups.order.block.deadline)
-            if order is None:
-                raise RankLost("orders of the other ranks did not come")
-            count -= self._orders.is_shared(order)
-            self._execute(order)
-        while self._common is common and queue and not self._orders.is_shared(queue[0]):
-            if (order := self._orders.get()) is not None:
-                self._execute(order)
-
-    def _execute(self, order: protocol.Message) -> None:
+    def _execute(self, order: protocol.Message | None) -> None:
         match order:
             case protocol.FormGroup():
                 error = ""

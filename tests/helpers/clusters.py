@@ -113,7 +113,7 @@ class ThreadWorkers:
         process = WorkerProcess()
         process.loop = WorkerLoop(self.sessions[part])
         self.processes.append(process)
-        return ThreadHost(Load({}), process.serve)
+        return ThreadHost(Load("", {}), process.serve)
 
     def loop(self, worker: int) -> WorkerLoop:
         loop = self.processes[worker].loop

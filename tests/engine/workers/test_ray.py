@@ -37,7 +37,7 @@ def test_a_killed_worker_changes_nothing() -> None:
 
 def _two_runs_in_turn() -> None:
     """A run that cannot have all of its workers gets none, says so, and gets them later."""
-    workers = [Load({"options": {"device": "cpu"}, "number": number}) for number in range(2)]
+    workers = [Load(str(number), {"device": "cpu"}) for number in range(2)]
     with reserved(ClusterBlock(), workers) as place:
         assert place["num_cpus"] == 1
         why = (
