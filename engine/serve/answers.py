@@ -98,15 +98,13 @@ def _scored(text: str, logprob: float) -> dict[str, Any]:
 
 @dataclass(slots=True)
 class Choice:
-    """One answer of a request. echoed: the prompt's text, which begins the answer's. reader: of the
-    calls in the answer, where it may have any."""
+    """One answer of a request. echoed: the prompt's text, which begins the answer's."""
 
     index: int
     submit: Submit
     ticket: Ticket
-    metrics: ServerMetrics
+    reader: CallReader
     echoed: str = ""
-    reader: CallReader | None = None
     prompt_tokens: int = 0
     tokens: int = 0
     ended: Ended | None = None
@@ -118,25 +116,19 @@ class Choice:
         """Text of the answer; empty where only the prompt is scored."""
         return "" if self.submit.prompt.max_new_tokens == 0 else text
 
-    def deltas(self, text: str, *, final: bool = False) -> list[dict[str, Any]]:
-        """The deltas of a chat for more text of the answer."""
-        if self.reader is not None:
-            return list(self.reader.feed(text, final=final))
-        return [{"content": text}] if text else []
-
-    def receive(self, message: Message) -> None:
+    def receive(self, message: Message, metrics: ServerMetrics) -> None:
         now = monotonic()
         graph = self.submit.graph
         if isinstance(message, Wrote):
             if new := message.tokens - self.tokens:
                 waited = now - (self.last_time or self.start_time)
-                self.metrics.wrote(graph, new, waited, first=self.last_time is None)
+                metrics.wrote(graph, new, waited, first=self.last_time is None)
                 self.last_time = now
                 self.tokens = message.tokens
             self.scores.add(message)
         elif isinstance(message, Ended):
             self.ended = message
-            self.metrics.ended(graph, message, now - self.start_time)
+            metrics.ended(graph, message, now - self.start_time)
             self.ticket.close()
 
 
@@ -161,10 +153,9 @@ class Answers:
     async def begin(self, router: Router, submits: Sequence[Submit], echoed: Sequence[str]) -> None:
         """Ask for all choices, each after its echoed text; raises ApiError for one refused."""
         try:
+            offered = bool(self._fields.offered_tools())
             for index, (submit, text) in enumerate(zip(submits, echoed, strict=True)):
-                choice = Choice(index, submit, router.ask(submit), self._metrics, echoed=text)
-                if self._fields.offered_tools():
-                    choice.reader = CallReader()
+                choice = Choice(index, submit, router.ask(submit), CallReader(offered), echoed=text)
                 self.choices.append(choice)
             for choice in self.choices:
                 first = await choice.ticket.next()
@@ -215,7 +206,7 @@ class Answers:
                 if isinstance(item, Exception):
                     raise item
                 choice, message = item
-                choice.receive(message)
+                choice.receive(message, self._metrics)
                 yield choice, message
         finally:
             for task in tasks:
@@ -234,14 +225,14 @@ class Answers:
         choices = []
         for choice, ended in zip(self.choices, self._ends, strict=True):
             text = choice.echoed + choice.readable(ended.text)
-            message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None}
-            if choice.reader is not None:
-                choice.deltas(text, final=True)
-                message["content"] = choice.reader.content
-                if choice.reader.calls:
-                    message |= {"content": None, "tool_calls": choice.reader.calls}
-            content = {"message": message} if self._chat else {"text": text}
-            choices.append(self._shape(choice, content, choice.scores.rest(), ended))
+            reader = choice.reader
+            list(reader.feed(text, final=True))
+            content = None if reader.calls else reader.content
+            message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
+            if reader.calls:
+                message["tool_calls"] = reader.calls
+            answer = {"message": message} if self._chat else {"text": text}
+            choices.append(self._shape(choice, answer, choice.scores.rest(), ended))
         notes = [end.note for end in self._ends if end.note]
         vendor = {"graph": self.choices[0].submit.graph, "notes": notes}
         return {**self.envelope, "choices": choices, **self._totals(), "specsot": vendor}
@@ -282,7 +273,7 @@ class Answers:
         if isinstance(message, Ended):
             if error := failure(message):
                 raise error
-            for delta in choice.deltas("", final=True):
+            for delta in choice.reader.feed("", final=True):
                 yield self._chunk(choice, delta)
             note = {"note": message.note} if message.note else None
             yield self._chunk(choice, {}, ended=message, vendor=note, rows=choice.scores.rest())
@@ -293,7 +284,7 @@ class Answers:
             events = {"step": message.step, "events": message.events}
             trace = events if self._fields.specsot.trace else None
             rows = choice.scores.more()
-            deltas = choice.deltas(choice.readable(message.text))
+            deltas = [*choice.reader.feed(choice.readable(message.text))]
             if not deltas and (trace or rows):
                 deltas = [{"content": ""}]
             for delta in deltas:
@@ -344,7 +335,7 @@ class Answers:
         shape = {"index": choice.index, **content, "logprobs": logprobs, "finish_reason": None}
         if ended is not None:
             reader = choice.reader
-            called = ended.finish == "stop" and reader and reader.calls and reader.complete
+            called = ended.finish == "stop" and reader.calls and reader.complete
             shape["finish_reason"] = "tool_calls" if called else FINISHED[ended.finish]
             shape["stop_reason"] = ended.stop
         return shape

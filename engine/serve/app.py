@@ -112,8 +112,7 @@ class Api:
     def graph(self, model: str | None) -> str:
         """The graph that a request's `model` names; raises ApiError."""
         if not self.router.ready:
-            starting = self.router.state is LinkState.STARTING
-            if starting:
+            if self.router.state is LinkState.STARTING:
                 raise engine_gone("the models are being loaded", "engine_loading")
             raise engine_gone("the engine is not running")
         if model is None:
@@ -349,11 +348,10 @@ def add_error_handlers(app: FastAPI) -> None:
 
 
 def page_files() -> dict[str, tuple[bytes, str]]:
-    kinds = {file: KINDS.get(file.name.rpartition(".")[2]) for file in STATIC.iterdir()}
     return {
-        file.name: (file.read_bytes(), f"{kind}; charset=utf-8")
-        for file, kind in kinds.items()
-        if kind is not None
+        file.name: (file.read_bytes(), f"{KINDS[end]}; charset=utf-8")
+        for file in STATIC.iterdir()
+        if (end := file.name.rpartition(".")[2]) in KINDS
     }
 
 

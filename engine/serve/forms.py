@@ -36,13 +36,6 @@ class ResponseFormat(RequestPart):
     type: Literal["text", "json_object", "json_schema"]
     json_schema: dict[str, Any] | None = None
 
-    @property
-    def schema_value(self) -> Any:
-        """The JSON schema; None for any text."""
-        if self.type == "json_schema":
-            return (self.json_schema or self.model_extra or {}).get("schema", False)
-        return ANY_OBJECT if self.type == "json_object" else None
-
 
 def form_grammar(kind: Literal["json", "regex", "choice"], value: Any) -> str:
     """The grammar of a JSON schema, a pattern, or a list of texts; raises GrammarError."""
@@ -120,9 +113,11 @@ DECODER = json.JSONDecoder()
 
 @dataclass(slots=True)
 class CallReader:
-    """Reads an answer that may call functions, as its text arrives. content: the text of an answer
-    without calls; calls: as OpenAI has them. complete: the last call has all of its arguments."""
+    """Reads an answer, which may call functions if some were `offered`, as its text arrives.
+    content: the text of an answer without calls; calls: as OpenAI has them. complete: the last call
+    has all of its arguments."""
 
+    offered: bool = True
     content: str = ""
     calls: list[dict[str, Any]] = field(default_factory=list)
     complete: bool = True
@@ -133,9 +128,10 @@ class CallReader:
     def feed(self, text: str, *, final: bool = False) -> Iterator[dict[str, Any]]:
         """The deltas of a stream for more text of the answer."""
         self._text += text
-        if not (self.calls or self.content):
+        if self.offered and not (self.calls or self.content):
             self._text = self._text.lstrip()
-        if not self.content and "[{".startswith(self._text[:2]):  # calls, or too short to tell
+        may_call = self.offered and not self.content
+        if may_call and "[{".startswith(self._text[:2]):  # calls, or too short to tell
             yield from self._read_calls()
             if self.calls or not final:
                 return

@@ -47,13 +47,11 @@ class EngineCollector:
         self._prefix = prefix
 
     def _family(
-        self, kind: type[Any], name: str, doc: str, values: Mapping[Any, Any], *labels: str
+        self, kind: type[Any], name: str, doc: str, values: Mapping[Any, Any], *, label: str = ""
     ) -> Metric:
-        """Values by the labels that they have, which are a graph's name where none are named."""
-        labels = labels or (LABELS[self._prefix],)
-        family: Any = kind(f"{self._prefix}:{name}", doc, labels=labels)
+        family: Any = kind(f"{self._prefix}:{name}", doc, labels=[label or LABELS[self._prefix]])
         for labelled, value in values.items():
-            family.add_metric([labelled] if len(labels) == 1 else labelled, value)
+            family.add_metric([labelled], value)
         return cast(Metric, family)
 
     def collect(self) -> Iterator[Metric]:
@@ -68,14 +66,13 @@ class EngineCollector:
         shares = {graph: at["slots"] / max(at["capacity"], 1) for graph, at in graphs.items()}
         yield self._family(GaugeMetricFamily, name, "Share of the target's pool in use.", shares)
         name = "spec_decode_num_accepted_tokens_per_pos" if vllm else "accepted_at"
-        places = {
-            (graph, str(place)): count
-            for graph, counts in graphs.items()
-            for place, count in enumerate(counts["positions"][:64])
-        }
         doc = "Drafts accepted at each place of a path."
-        labels = (LABELS[self._prefix], "position")
-        yield self._family(CounterMetricFamily, name, doc, places, *labels)
+        labels = [LABELS[self._prefix], "position"]
+        places = CounterMetricFamily(f"{self._prefix}:{name}", doc, labels=labels)
+        for graph, counts in graphs.items():
+            for place, count in enumerate(counts["positions"][:64]):
+                places.add_metric([graph, str(place)], count)
+        yield places
         if vllm:
             return
         router = self._router
@@ -85,7 +82,8 @@ class EngineCollector:
         tally = Tally(replica["state"] for replica in router.replicas)
         order = (LinkState.READY, LinkState.STARTING, DRAINING, LinkState.HUNG, LinkState.DEAD)
         states = {state: tally[state] for state in order}
-        yield self._family(GaugeMetricFamily, "replicas", "Processes that decode.", states, "state")
+        doc = "Processes that decode."
+        yield self._family(GaugeMetricFamily, "replicas", doc, states, label="state")
 
 
 class ServerMetrics:

@@ -13,7 +13,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from starlette.responses import JSONResponse
 
 from ...states.text.documents import Document
-from ...states.text.grammar import GrammarError
+from ...states.text.grammar import ANY_OBJECT, GrammarError
 from ...states.text.prompts import PastTurn
 from ..prepare.inputs import Prompt, RequestSettings
 from ..workers.protocol import Submit
@@ -262,8 +262,9 @@ class SamplingFields(RequestPart):
             yield "guided_regex", partial(form_grammar, "regex", self.guided_regex)
         if self.guided_choice is not None:
             yield "guided_choice", partial(form_grammar, "choice", self.guided_choice)
-        schema = self.response_format and self.response_format.schema_value
-        if schema is not None:
+        if (wanted := self.response_format) is not None and wanted.type != "text":
+            given = wanted.json_schema or wanted.model_extra or {}
+            schema = ANY_OBJECT if wanted.type == "json_object" else given.get("schema")
             yield "response_format", partial(form_grammar, "json", schema)
 
     def form(self) -> tuple[str, str | None]:

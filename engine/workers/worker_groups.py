@@ -26,11 +26,10 @@ Report = Callable[[Mapping[str, Any]], None]
 
 @dataclass(eq=False)
 class RunWorker(WorkerLink):
-    """A worker, until it is lost. part: of the weights. rank: in the process group; proven: it was
-    in one. single: its worker group of one."""
+    """A worker, until it is lost. part: of the weights. proven: it was in a process group. single:
+    its worker group of one."""
 
     part: int = 0
-    rank: int = 0
     proven: bool = False
     single: "WorkerGroup" = field(init=False)
 
@@ -41,10 +40,11 @@ class RunWorker(WorkerLink):
 @dataclass(eq=False, slots=True)
 class WorkerGroup:
     """Workers that decode together; only the first sends replies. A group of one lives as long as
-    its worker, one of several as long as the process group. place: among those of its size."""
+    its worker, one of several as long as the process group. number: among those of its size; of a
+    single worker it is its rank in the process group."""
 
     workers: tuple[RunWorker, ...]
-    place: int = 0
+    number: int = 0
 
     @property
     def leader(self) -> RunWorker:
@@ -53,11 +53,6 @@ class WorkerGroup:
     @property
     def tp(self) -> int:
         return len(self.workers)
-
-    @property
-    def number(self) -> int:
-        """In orders."""
-        return self.place if self.tp > 1 else self.leader.rank
 
     @property
     def name(self) -> str:
@@ -118,7 +113,7 @@ class WorkerGroups(Membership[RunWorker]):
     @property
     def group(self) -> list[RunWorker]:
         """Members of the process group, by rank."""
-        return sorted(self.members & {*self.ready}, key=lambda worker: worker.rank)
+        return sorted(self.members & {*self.ready}, key=lambda worker: worker.single.number)
 
     @property
     def complete(self) -> bool:
@@ -234,7 +229,7 @@ class WorkerGroups(Membership[RunWorker]):
         self._groups = {}
         orders = {}
         for rank, worker in enumerate(workers):
-            worker.rank = rank
+            worker.single.number = rank
             orders[worker] = FormGroup(
                 self.epoch, rank, len(workers), self._store.port, block=self.block
             )
@@ -248,8 +243,8 @@ class WorkerGroups(Membership[RunWorker]):
             for tp in {self.block.skeleton.tp, self.block.branches.tp} - {1}:
                 ranks_of = ranks_of_groups(len(members), tp, self.block.together)
                 self._groups[tp] = [
-                    WorkerGroup(tuple(members[rank] for rank in ranks), place)
-                    for place, ranks in enumerate(ranks_of)
+                    WorkerGroup(tuple(members[rank] for rank in ranks), number)
+                    for number, ranks in enumerate(ranks_of)
                 ]
         names = [worker.name for worker in members]
         seconds = monotonic() - start

@@ -327,7 +327,7 @@ class Together:
 
     def regroup(self, number: int, ids: tuple[int, ...], rows: tuple[int, ...]) -> list[Regrouped]:
         """Both replies; the first group of those that write outlines has the rows."""
-        source = 0 if self.tp > 1 else self.workers.group[0].rank
+        source = 0 if self.tp > 1 else self.workers.group[0].single.number
         order = Regroup(number, self.workers.epoch, self.tp, source, ids, rows)
         orders = dict.fromkeys(self.workers.group, order)
         replies: list[Regrouped] = [*self.workers.collect_(Regrouped, number, orders).values()]
