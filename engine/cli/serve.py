@@ -5,6 +5,7 @@
 
 import asyncio
 from collections.abc import Mapping
+from contextlib import closing
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -108,7 +109,14 @@ def up(
     head = ray_head.start_head(block.workers, job.options.graph)
     with ray_head.ending_cluster(head):
         ray_workers.set_up_ray(head.address)
-        ray_workers.load_workers(job, block.model_copy(update={"address": head.address}))
+        block = block.model_copy(update={"address": head.address})
+        from ..workers.worker_groups import WorkerGroups  # imports torch
+
+        with (
+            ray_workers.job_workers(job, block, detached=True) as source,
+            closing(WorkerGroups(source, block)) as groups,
+        ):
+            groups.load_()
     put(f"{head.address}\n")
 
 

@@ -20,14 +20,7 @@ from ..workers.router import Router
 from ..workers.tickets import StalledError, Ticket
 from .forms import CallReader
 from .metrics import ServerMetrics
-from .requests import (
-    ApiError,
-    ChatRequest,
-    CompletionRequest,
-    ResponseRequest,
-    engine_gone,
-    invalid,
-)
+from .requests import ApiError, ChatRequest, CompletionRequest, ResponseRequest, engine_gone
 
 LOWEST = -9999.0  # JSON has no -inf
 EVENT_FIELDS = {"outline": "titles", "opened": "title", "reused": "runs", "ended": "finish"}
@@ -105,15 +98,13 @@ def _scored(text: str, logprob: float) -> dict[str, Any]:
 
 @dataclass(slots=True)
 class Choice:
-    """One answer of a request. echoed: the prompt's text, which begins the answer's. reader: of the
-    calls in the answer, where it may have any."""
+    """One answer of a request. echoed: the prompt's text, which begins the answer's."""
 
     index: int
     submit: Submit
     ticket: Ticket
-    metrics: ServerMetrics
+    reader: CallReader
     echoed: str = ""
-    reader: CallReader | None = None
     prompt_tokens: int = 0
     tokens: int = 0
     ended: Ended | None = None
@@ -125,40 +116,19 @@ class Choice:
         """Text of the answer; empty where only the prompt is scored."""
         return "" if self.submit.prompt.max_new_tokens == 0 else text
 
-    def deltas(self, text: str, *, final: bool = False) -> list[dict[str, Any]]:
-        """The deltas of a chat for more text of the answer."""
-        if self.reader is not None:
-            return list(self.reader.feed(text, final=final))
-        return [{"content": text}] if text else []
-
-    def message(self, text: str) -> dict[str, Any]:
-        """The whole answer of a chat."""
-        message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None}
-        if self.reader is not None:
-            self.deltas(text, final=True)
-            message["content"] = self.reader.content
-            if self.reader.calls:
-                message |= {"content": None, "tool_calls": self.reader.calls}
-        return message
-
-    def finish_reason(self, ended: Ended) -> str:
-        called = self.reader is not None and self.reader.calls and self.reader.complete
-        return "tool_calls" if called and ended.finish == "stop" else FINISHED[ended.finish]
-
-    def receive(self, message: Message) -> None:
+    def receive(self, message: Message, metrics: ServerMetrics) -> None:
         now = monotonic()
         graph = self.submit.graph
         if isinstance(message, Wrote):
             if new := message.tokens - self.tokens:
                 waited = now - (self.last_time or self.start_time)
-                self.metrics.wrote(graph, new, waited, first=self.last_time is None)
+                metrics.wrote(graph, new, waited, first=self.last_time is None)
                 self.last_time = now
                 self.tokens = message.tokens
             self.scores.add(message)
         elif isinstance(message, Ended):
             self.ended = message
-            self.ticket.ended = True
-            self.metrics.ended(graph, message, now - self.start_time)
+            metrics.ended(graph, message, now - self.start_time)
             self.ticket.close()
 
 
@@ -183,17 +153,15 @@ class Answers:
     async def begin(self, router: Router, submits: Sequence[Submit], echoed: Sequence[str]) -> None:
         """Ask for all choices, each after its echoed text; raises ApiError for one refused."""
         try:
+            offered = bool(self._fields.offered_tools())
             for index, (submit, text) in enumerate(zip(submits, echoed, strict=True)):
-                choice = Choice(index, submit, router.ask(submit), self._metrics, echoed=text)
-                if self._fields.offered_tools():
-                    choice.reader = CallReader()
+                choice = Choice(index, submit, router.ask(submit), CallReader(offered), echoed=text)
                 self.choices.append(choice)
             for choice in self.choices:
                 first = await choice.ticket.next()
                 if isinstance(first, Refused):
-                    choice.ticket.ended = True
                     blamed = self._fields.form()[0] if first.param == GRAMMAR else first.param
-                    raise invalid(first.message, blamed, first.code)
+                    raise ApiError(400, first.message, param=blamed, code=first.code)
                 assert isinstance(first, Admitted)
                 choice.prompt_tokens = first.prompt_tokens
         except BaseException:
@@ -238,7 +206,7 @@ class Answers:
                 if isinstance(item, Exception):
                     raise item
                 choice, message = item
-                choice.receive(message)
+                choice.receive(message, self._metrics)
                 yield choice, message
         finally:
             for task in tasks:
@@ -257,8 +225,14 @@ class Answers:
         choices = []
         for choice, ended in zip(self.choices, self._ends, strict=True):
             text = choice.echoed + choice.readable(ended.text)
-            content = {"message": choice.message(text)} if self._chat else {"text": text}
-            choices.append(self._shape(choice, content, choice.scores.rest(), ended))
+            reader = choice.reader
+            list(reader.feed(text, final=True))
+            content = None if reader.calls else reader.content
+            message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
+            if reader.calls:
+                message["tool_calls"] = reader.calls
+            answer = {"message": message} if self._chat else {"text": text}
+            choices.append(self._shape(choice, answer, choice.scores.rest(), ended))
         notes = [end.note for end in self._ends if end.note]
         vendor = {"graph": self.choices[0].submit.graph, "notes": notes}
         return {**self.envelope, "choices": choices, **self._totals(), "specsot": vendor}
@@ -299,7 +273,7 @@ class Answers:
         if isinstance(message, Ended):
             if error := failure(message):
                 raise error
-            for delta in choice.deltas("", final=True):
+            for delta in choice.reader.feed("", final=True):
                 yield self._chunk(choice, delta)
             note = {"note": message.note} if message.note else None
             yield self._chunk(choice, {}, ended=message, vendor=note, rows=choice.scores.rest())
@@ -310,7 +284,7 @@ class Answers:
             events = {"step": message.step, "events": message.events}
             trace = events if self._fields.specsot.trace else None
             rows = choice.scores.more()
-            deltas = choice.deltas(choice.readable(message.text))
+            deltas = [*choice.reader.feed(choice.readable(message.text))]
             if not deltas and (trace or rows):
                 deltas = [{"content": ""}]
             for delta in deltas:
@@ -357,13 +331,14 @@ class Answers:
         self, choice: Choice, content: Mapping[str, Any], rows: Sequence[Any], ended: Ended | None
     ) -> dict[str, Any]:
         """A choice of the reply, or of a chunk."""
-        return {
-            "index": choice.index,
-            **content,
-            "logprobs": choice.scores.shaped(rows, chat=self._chat),
-            "finish_reason": None if ended is None else choice.finish_reason(ended),
-            **({} if ended is None else {"stop_reason": ended.stop}),
-        }
+        logprobs = choice.scores.shaped(rows, chat=self._chat)
+        shape = {"index": choice.index, **content, "logprobs": logprobs, "finish_reason": None}
+        if ended is not None:
+            reader = choice.reader
+            called = ended.finish == "stop" and reader.calls and reader.complete
+            shape["finish_reason"] = "tool_calls" if called else FINISHED[ended.finish]
+            shape["stop_reason"] = ended.stop
+        return shape
 
     def _token_counts(self, written: int) -> dict[str, Any]:
         """A prompt counts once however many choices it has."""
@@ -467,8 +442,8 @@ class ResponseAnswer:
         return self._response
 
     def _item(self, status: str, parts: list[dict[str, Any]]) -> dict[str, Any]:
-        item = {"id": self._item_id, "type": "message", "role": "assistant"}
-        return {**item, "status": status, "content": parts}
+        item = {"id": self._item_id, "type": "message", "role": "assistant", "status": status}
+        return {**item, "content": parts}
 
     async def streamed(self) -> AsyncIterator[dict[str, str]]:
         """The response as server-sent events."""

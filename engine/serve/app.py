@@ -11,6 +11,7 @@ from time import time
 from typing import Any
 
 from fastapi import FastAPI
+from fastapi.exceptions import RequestValidationError
 from sse_starlette import EventSourceResponse
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -21,7 +22,7 @@ from ..prepare.inputs import Prompt
 from ..prepare.options import ServeOptions
 from ..record.run_folder import SavedRun, saved_runs
 from ..workers.link import LinkState, WorkerGoneError
-from ..workers.protocol import Decode, Decoded, Encode, Encoded, Refused, encode
+from ..workers.protocol import Encode, Encoded, Refused, encode
 from ..workers.router import Router
 from .answers import Answers, ResponseAnswer
 from .metrics import ServerMetrics
@@ -29,18 +30,18 @@ from .requests import (
     RESPONSE_NAMES,
     UNSUPPORTED,
     ApiError,
+    Body,
     ChatRequest,
     CompletionRequest,
     DetokenizeRequest,
     ErrorBody,
     ResponseRequest,
-    SamplingFields,
     TokenizeRequest,
     conversation,
     engine_gone,
+    first_error,
     invalid,
     overloaded,
-    read_fields,
 )
 
 KINDS = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
@@ -64,17 +65,16 @@ class Api:
     draining: bool = False
     start_time: int = field(default_factory=lambda: int(time()))
 
-    async def chat(self, request: Request) -> Response:
+    async def chat(self, request: Request, fields: Body[ChatRequest]) -> Response:
         """Answer the last turn of a conversation."""
-        return await self._generate(request, read_fields(ChatRequest, await request.body()))
+        return await self._generate(request, fields)
 
-    async def completions(self, request: Request) -> Response:
+    async def completions(self, request: Request, fields: Body[CompletionRequest]) -> Response:
         """Go on behind a text, or behind token ids."""
-        return await self._generate(request, read_fields(CompletionRequest, await request.body()))
+        return await self._generate(request, fields)
 
-    async def responses(self, request: Request) -> Response:
+    async def responses(self, request: Request, fields: Body[ResponseRequest]) -> Response:
         """Answer a text or a conversation, in the shape of the Responses API."""
-        fields = read_fields(ResponseRequest, await request.body())
         try:
             return await self._generate(request, fields)
         except ApiError as error:  # blames a field of the chat
@@ -89,7 +89,8 @@ class Api:
     async def _generate(
         self, request: Request, fields: ChatRequest | CompletionRequest | ResponseRequest
     ) -> Response:
-        headers = _ignored(fields)
+        names = [_printable(name) for name in fields.check_extras()[:32]]
+        headers = {"x-specsot-ignored": ", ".join(names)} if names else {}
         asked = fields.chat() if isinstance(fields, ResponseRequest) else fields
         graph = self.graph(asked.model)
         submits = asked.submits(graph, self.router.new_id, self.options.timeout)
@@ -111,8 +112,7 @@ class Api:
     def graph(self, model: str | None) -> str:
         """The graph that a request's `model` names; raises ApiError."""
         if not self.router.ready:
-            starting = self.router.state is LinkState.STARTING
-            if starting:
+            if self.router.state is LinkState.STARTING:
                 raise engine_gone("the models are being loaded", "engine_loading")
             raise engine_gone("the engine is not running")
         if model is None:
@@ -153,21 +153,22 @@ class Api:
     async def _text_of(self, prompt: Any) -> str:
         if isinstance(prompt, str):
             return prompt
-        decoded: Decoded = await self._ask(Decode(self.router.new_id(), prompt))
-        return decoded.text
+        graph = next(iter(self.router.graphs))
+        answer = await self._ask(Encode(graph, Prompt(self.router.new_id(), ""), token_ids=prompt))
+        return answer.text
 
-    async def _ask(self, message: Encode | Decode) -> Any:
+    async def _ask(self, message: Encode) -> Encoded:
         try:
             answer = await self.router.answer(message, self.options.timeout)
         except TimeoutError:
             raise ApiError(504, "the request's time was up", code="timeout") from None
         if isinstance(answer, Refused):
             raise invalid(answer.message, answer.param)
+        assert isinstance(answer, Encoded)
         return answer
 
-    async def tokenize(self, request: Request) -> Response:
+    async def tokenize(self, fields: Body[TokenizeRequest]) -> Response:
         """The token ids of a text, or of the prompt that a conversation makes."""
-        fields = read_fields(TokenizeRequest, await request.body())
         graph = self.graph(fields.model)
         self._admit_text()
         prompt = Prompt("", fields.prompt or "")
@@ -178,7 +179,7 @@ class Api:
             if prefill:
                 raise invalid("messages: the last turn must be a user's", "messages")
         prompt = replace(prompt, key=self.router.new_id())
-        encoded: Encoded = await self._ask(Encode(graph, prompt, fields.messages is not None))
+        encoded = await self._ask(Encode(graph, prompt, fields.messages is not None))
         body = {
             "count": len(encoded.token_ids),
             "max_model_len": self.router.graphs[graph]["longest"],
@@ -187,9 +188,8 @@ class Api:
         }
         return JSONResponse(body)
 
-    async def detokenize(self, request: Request) -> Response:
+    async def detokenize(self, fields: Body[DetokenizeRequest]) -> Response:
         """The text of token ids."""
-        fields = read_fields(DetokenizeRequest, await request.body())
         size = self.router.graphs[self.graph(fields.model)]["vocabulary"]
         if wrong := [token for token in fields.tokens if token >= size]:
             raise invalid(f"tokens: no token {wrong[0]}: the model has {size} of them", "tokens")
@@ -209,30 +209,30 @@ class Api:
             "specsot": facts,
         }
 
-    async def models(self, request: Request) -> Response:
+    async def models(self) -> Response:
         """The graphs that are served."""
         self.graph(None)
         models = [self._model(name) for name in self.router.graphs]
         return JSONResponse({"object": "list", "data": models})
 
-    async def model(self, request: Request) -> Response:
+    async def model(self, name: str) -> Response:
         """One of them."""
-        return JSONResponse(self._model(self.graph(request.path_params["name"])))
+        return JSONResponse(self._model(self.graph(name)))
 
-    async def health(self, request: Request) -> Response:
+    async def health(self) -> Response:
         """Whether the server can answer, or soon will."""
         dead = self.router.state in (LinkState.HUNG, LinkState.DEAD, LinkState.CLOSED)
         states = [replica["state"] for replica in self.router.replicas]
         body = {"replicas": len(states), "ready": states.count(LinkState.READY)}
         return JSONResponse(body, status_code=503 if dead else 200)
 
-    async def ready(self, request: Request) -> Response:
+    async def ready(self) -> Response:
         """Whether it takes requests now."""
         good = self.router.ready and not self.draining
         state = "draining" if self.draining else str(self.router.state)
         return JSONResponse({"status": state}, status_code=200 if good else 503)
 
-    async def version(self, request: Request) -> Response:
+    async def version(self) -> Response:
         """Of this program."""
         return JSONResponse({"version": version("specsot")})
 
@@ -241,12 +241,6 @@ class Api:
         return PlainTextResponse(
             self.server_metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8"
         )
-
-
-def _ignored(fields: SamplingFields) -> dict[str, str]:
-    """The header with the names of ignored fields; raises ApiError for those that are refused."""
-    names = [_printable(name) for name in fields.check_extras()[:32]]
-    return {"x-specsot-ignored": ", ".join(names)} if names else {}
 
 
 def _printable(name: str) -> str:
@@ -261,7 +255,7 @@ STREAMED = {
     "content": {"text/event-stream": {"schema": {"description": "Server-sent events."}}},
 }
 TEXT = {"content": {"text/plain": {"schema": {"type": "string"}}}}
-STATUSES = {
+STATUSES: dict[int | str, str] = {
     400: "A field is wrong; `param` names it.",
     401: "No valid API key.",
     403: "The server is not called so.",
@@ -275,51 +269,44 @@ STATUSES = {
     500: "The server failed; the answer has the request's id.",
     503: "The engine is not there, or has no room; come again.",
     504: "The request's time was up.",
+    "default": "Another error.",
 }
 OF_BODIES = (413, 415, 429, 504)
 
 
 def build_app(api: Api) -> FastAPI:
     app = FastAPI(title="specsot", version=version("specsot"), docs_url=None, redoc_url=None)
-    for path, function, body in (
-        ("/v1/chat/completions", api.chat, ChatRequest),
-        ("/v1/completions", api.completions, CompletionRequest),
-        ("/v1/responses", api.responses, ResponseRequest),
-        ("/tokenize", api.tokenize, TokenizeRequest),
-        ("/detokenize", api.detokenize, DetokenizeRequest),
-        ("/v1/models", api.models, None),
-        ("/v1/models/{name:path}", api.model, None),
-        ("/health", api.health, None),
-        ("/ready", api.ready, None),
-        ("/version", api.version, None),
-        ("/metrics", api.metrics, None),
-    ):
+    routes: dict[str, Any] = {
+        "/v1/chat/completions": api.chat,
+        "/v1/completions": api.completions,
+        "/v1/responses": api.responses,
+        "/tokenize": api.tokenize,
+        "/detokenize": api.detokenize,
+        "/v1/models": api.models,
+        "/v1/models/{name:path}": api.model,
+        "/health": api.health,
+        "/ready": api.ready,
+        "/version": api.version,
+        "/metrics": api.metrics,
+    }
+    for path, function in routes.items():
+        has_body = path in GENERATION_PATHS + TOKEN_PATHS
         responses: dict[int | str, Any] = {
             status: {"model": ErrorBody, "description": text}
             for status, text in STATUSES.items()
-            if body is not None or status not in OF_BODIES
+            if has_body or status not in OF_BODIES
         }
-        extra: dict[str, Any] = {}
-        if "{name" in path:
-            field = {"name": "name", "in": "path", "required": True, "schema": {"type": "string"}}
-            extra["parameters"] = [field]
-        if function == api.metrics:
+        if path in GENERATION_PATHS:
+            responses[200] = STREAMED
+        elif function == api.metrics:
             responses[200] = TEXT
-        if body is not None:
-            schema = body.model_json_schema()
-            _inline(schema, schema.pop("$defs", {}))
-            content = {"application/json": {"schema": schema}}
-            extra["requestBody"] = {"required": True, "content": content}
-            if issubclass(body, SamplingFields):
-                responses[200] = STREAMED
         app.add_api_route(
             path,
             function,
-            methods=["GET" if body is None else "POST"],
+            methods=["POST" if has_body else "GET"],
             responses=responses,
             response_model=None,
             response_class=Response if function == api.metrics else JSONResponse,
-            openapi_extra=extra,
         )
     app.add_route("/v1/embeddings", api.embeddings, methods=["POST"], include_in_schema=False)
     app.add_route("/metrics", api.metrics, methods=["HEAD"], include_in_schema=False)
@@ -333,9 +320,17 @@ def add_error_handlers(app: FastAPI) -> None:
     async def answer(request: Request, error: Exception) -> JSONResponse:
         if isinstance(error, WorkerGoneError):
             error = engine_gone()
+        if isinstance(error, RequestValidationError):
+            error = first_error(error.errors())
         if isinstance(error, HTTPException):
             path = request.url.path[:80]
-            words = {404: f"there is nothing at {path!r}", 405: "another method is needed"}
+            cause = error.__cause__  # of a body: no UTF-8, endless digits, endless nesting
+            why = "too deep" if isinstance(cause, RecursionError) else str(cause).split("\n")[0]
+            words = {
+                400: f"the body cannot be read: {why[:200]}",
+                404: f"there is nothing at {path!r}",
+                405: "another method is needed",
+            }
             message = words.get(error.status_code, str(error.detail))
             error = ApiError(error.status_code, message, headers=error.headers)
         assert isinstance(error, ApiError)
@@ -344,99 +339,68 @@ def add_error_handlers(app: FastAPI) -> None:
     async def pass_on(request: Request, error: Exception) -> Response:
         raise error  # to the outermost middleware, whose answer has the request's id
 
-    for kind in (ApiError, WorkerGoneError, HTTPException):
+    for kind in (ApiError, WorkerGoneError, HTTPException, RequestValidationError):
         app.add_exception_handler(kind, answer)
     app.add_exception_handler(Exception, pass_on)
-
-
-def _inline(value: Any, definitions: dict[str, Any]) -> None:
-    """Replace references with their definitions, none of which is recursive."""
-    for child in value.values() if isinstance(value, dict) else value:
-        if isinstance(child, dict | list):
-            _inline(child, definitions)
-    if isinstance(value, dict) and (name := value.pop("$ref", None)):
-        definition = dict(definitions[name.rpartition("/")[2]])
-        _inline(definition, definitions)
-        value.update(definition)
 
 
 # -- the page at `/`, its files, and its data: pictures of the engines, saved runs ----------------
 
 
 def page_files() -> dict[str, tuple[bytes, str]]:
-    kinds = {file: KINDS.get(file.name.rpartition(".")[2]) for file in STATIC.iterdir()}
     return {
-        file.name: (file.read_bytes(), f"{kind}; charset=utf-8")
-        for file, kind in kinds.items()
-        if kind is not None
+        file.name: (file.read_bytes(), f"{KINDS[end]}; charset=utf-8")
+        for file in STATIC.iterdir()
+        if (end := file.name.rpartition(".")[2]) in KINDS
     }
 
 
-class PageRoutes:
-    """The page's routes. router: None to play back runs only; only: the single run then."""
+def add_page_routes(
+    app: FastAPI, router: Router | None, runs: Path, only: SavedRun | None = None
+) -> None:
+    """Add the page's routes. router: None to play back runs only; only: the single run then."""
+    files = page_files()
 
-    def __init__(
-        self, app: FastAPI, router: Router | None, runs: Path, only: SavedRun | None = None
-    ) -> None:
-        self._router = router
-        self._runs = runs
-        self._only = only
-        self._files = page_files()
-        routes = {
-            "/": self.file,
-            "/page/{name}": self.file,
-            "/specsot/about": self.about,
-            "/specsot/runs/{name}": self.run,
-        }
-        if self._router is not None:
-            routes["/specsot/pictures"] = self.pictures
-        for path, function in routes.items():
-            app.add_route(path, function, methods=["GET"], include_in_schema=False)
-
-    async def file(self, request: Request) -> Response:
+    async def file(request: Request) -> Response:
         name = request.path_params.get("name", "index.html")
-        if name not in self._files:
+        if name not in files:
             raise ApiError(404, f"file not found: {name[:80]!r}")
-        body, kind = self._files[name]
+        body, kind = files[name]
         return Response(body, headers={"content-type": kind, **NO_STORE})
 
-    async def about(self, request: Request) -> Response:
-        router = self._router
+    async def about(request: Request) -> Response:
         body = {
             "live": router is not None,
             "state": "" if router is None else str(router.state),
             "graphs": [] if router is None else list(router.graphs.values()),
-            "runs": [run.path.name for run in await asyncio.to_thread(self._saved_runs)],
+            "runs": [run.path.name for run in await asyncio.to_thread(shown_runs)],
         }
         return JSONResponse(body, headers=NO_STORE)
 
-    def _saved_runs(self) -> list[SavedRun]:
-        if self._only is not None:
-            return [self._only]
+    def shown_runs() -> list[SavedRun]:
+        if only is not None:
+            return [only]
         try:
-            return saved_runs(self._runs)[:MAX_RUNS]
+            return saved_runs(runs)[:MAX_RUNS]
         except (UsageError, OSError):
             return []
 
-    async def run(self, request: Request) -> Response:
-        text = await asyncio.to_thread(self._playback, request.path_params["name"])
-        return Response(text, headers={"content-type": "application/json", **NO_STORE})
-
-    def _playback(self, name: str) -> str:
-        """The JSON of a run; takes seconds, on a thread of its own."""
-        run = next((saved for saved in self._saved_runs() if saved.path.name == name), None)
-        if run is None:
+    def run(request: Request) -> Response:
+        """The JSON of a run. It takes seconds: Starlette calls what is no coroutine on a thread."""
+        name = request.path_params["name"]
+        found = next((saved for saved in shown_runs() if saved.path.name == name), None)
+        if found is None:
             raise ApiError(404, f"run not found: {name[:80]!r}")
         from ..record.replay import playback_of  # imports torch
 
         try:
-            return json.dumps(playback_of(run), separators=(",", ":"))
+            text = json.dumps(playback_of(found), separators=(",", ":"))
         except UsageError as error:
             raise ApiError(400, str(error)) from None
+        return Response(text, headers={"content-type": "application/json", **NO_STORE})
 
-    async def pictures(self, request: Request) -> Response:
+    async def pictures(request: Request) -> Response:
         """The engines' pictures, as server-sent events."""
-        router = self._router
         assert router is not None
         if len(router.watchers) >= MAX_VIEWERS:
             raise overloaded(f"{MAX_VIEWERS} pages are open already", 429)
@@ -445,4 +409,15 @@ class PageRoutes:
             async for picture in router.pictures():
                 yield {"data": encode(picture).decode().strip()}
 
-        return EventSourceResponse(events(), ping=15, sep="\n", send_timeout=10)
+        return EventSourceResponse(events(), ping=PING, sep="\n", send_timeout=10)
+
+    routes: dict[str, Any] = {
+        "/": file,
+        "/page/{name}": file,
+        "/specsot/about": about,
+        "/specsot/runs/{name}": run,
+    }
+    if router is not None:
+        routes["/specsot/pictures"] = pictures
+    for path, function in routes.items():
+        app.add_route(path, function, methods=["GET"], include_in_schema=False)

@@ -15,10 +15,6 @@ def _number(value: Any) -> Any:
     return value
 
 
-def _stops(value: Any) -> Any:
-    return [value] if isinstance(value, str) else value
-
-
 def _biases(value: dict[str, float]) -> dict[str, float]:
     if wrong := [key for key in value if not TOKEN_ID.fullmatch(key)]:
         raise ValueError(f"{wrong[0][:20]!r} is not a token id")
@@ -30,7 +26,11 @@ Real = Annotated[float, BeforeValidator(_number), Field(allow_inf_nan=False)]
 Flag = Annotated[bool, Field(strict=True)]
 Penalty = Annotated[Real, Field(ge=-2, le=2)]
 Stop = Annotated[str, Field(min_length=1, max_length=64, strict=True)]
-Stops = Annotated[list[Stop], BeforeValidator(_stops), Field(max_length=4)]
+Stops = Annotated[
+    list[Stop],
+    BeforeValidator(lambda value: [value] if isinstance(value, str) else value),
+    Field(max_length=4),
+]
 TokenId = Annotated[Whole, Field(ge=0, lt=1 << 31)]
 Bias = Annotated[Real, Field(ge=-100, le=100)]
 Biases = Annotated[dict[str, Bias], AfterValidator(_biases), Field(max_length=300)]

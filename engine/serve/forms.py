@@ -5,6 +5,7 @@ Calls are the JSON list `[{"name":"f","arguments":{}}]`, in prompts, grammars an
 import json
 import re
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 from uuid import uuid4
@@ -22,8 +23,6 @@ from ...states.text.grammar import (
 from .fields import RequestPart, Text
 
 MAX_CALLS = 8  # of one answer
-Kind = Literal["json", "regex", "choice"]
-KINDS: tuple[Kind, ...] = ("json", "regex", "choice")
 NO_ARGUMENTS = {**ANY_OBJECT, "properties": {}}
 TOOLS_TEXT = """You can call these functions:
 {functions}
@@ -37,28 +36,16 @@ class ResponseFormat(RequestPart):
     type: Literal["text", "json_object", "json_schema"]
     json_schema: dict[str, Any] | None = None
 
-    @property
-    def schema_value(self) -> Any:
-        """The JSON schema; None for any text."""
-        if self.type == "json_schema":
-            return (self.json_schema or self.model_extra or {}).get("schema", False)
-        return ANY_OBJECT if self.type == "json_object" else None
 
-
-def form_grammar(kind: Kind, value: Any) -> str:
-    """The grammar of a form of this kind; raises GrammarError."""
+def form_grammar(kind: Literal["json", "regex", "choice"], value: Any) -> str:
+    """The grammar of a JSON schema, a pattern, or a list of texts; raises GrammarError."""
     if kind == "json":
-        try:
-            schema = json.loads(value) if isinstance(value, str) else value
-        except (ValueError, RecursionError):
-            schema = None
-        if not isinstance(schema, dict):
+        if not isinstance(value, dict):
             raise GrammarError("the JSON schema must be an object")
-        return schema_grammar(schema)
-    texts = value if isinstance(value, list) else [value]
-    if not texts or not all(isinstance(text, str) and text for text in texts):
+        return schema_grammar(value)
+    if not all(value if kind == "choice" else [value]):
         raise GrammarError("texts must not be empty")
-    return choice_grammar(texts) if kind == "choice" else regex_grammar(texts[0])
+    return choice_grammar(value) if kind == "choice" else regex_grammar(value)
 
 
 class Function(RequestPart):
@@ -126,9 +113,11 @@ DECODER = json.JSONDecoder()
 
 @dataclass(slots=True)
 class CallReader:
-    """Reads an answer that may call functions, as its text arrives. content: the text of an answer
-    without calls; calls: as OpenAI has them. complete: the last call has all of its arguments."""
+    """Reads an answer, which may call functions if some were `offered`, as its text arrives.
+    content: the text of an answer without calls; calls: as OpenAI has them. complete: the last call
+    has all of its arguments."""
 
+    offered: bool = True
     content: str = ""
     calls: list[dict[str, Any]] = field(default_factory=list)
     complete: bool = True
@@ -139,9 +128,10 @@ class CallReader:
     def feed(self, text: str, *, final: bool = False) -> Iterator[dict[str, Any]]:
         """The deltas of a stream for more text of the answer."""
         self._text += text
-        if not (self.calls or self.content):
+        if self.offered and not (self.calls or self.content):
             self._text = self._text.lstrip()
-        if not self.content and "[{".startswith(self._text[:2]):  # calls, or too short to tell
+        may_call = self.offered and not self.content
+        if may_call and "[{".startswith(self._text[:2]):  # calls, or too short to tell
             yield from self._read_calls()
             if self.calls or not final:
                 return
@@ -153,8 +143,15 @@ class CallReader:
 
     def _read_calls(self) -> Iterator[dict[str, Any]]:
         while True:
-            if not self.complete:
-                yield from self._arguments()
+            if not self.complete:  # the last call's arguments, or their next piece
+                end = len(self._text)
+                with suppress(ValueError):  # incomplete
+                    _, end = DECODER.raw_decode(self._text, self._start)
+                    self.complete = True
+                if piece := self._text[self._sent : end]:
+                    self.calls[-1]["function"]["arguments"] += piece
+                    yield self._delta({"function": {"arguments": piece}})
+                self._sent = end + self.complete  # after the brace that ends the call
             head = HEAD.match(self._text, self._sent)
             if not self.complete or head is None:
                 return
@@ -164,19 +161,6 @@ class CallReader:
             call = {"id": f"call_{uuid4().hex[:24]}", "type": "function", "function": function}
             self.calls.append(call)
             yield self._delta({**call, "function": dict(function)})
-
-    def _arguments(self) -> Iterator[dict[str, Any]]:
-        """The next piece of the last call's arguments."""
-        end = len(self._text)
-        try:
-            _, end = DECODER.raw_decode(self._text, self._start)
-            self.complete = True
-        except ValueError:  # incomplete
-            pass
-        if piece := self._text[self._sent : end]:
-            self.calls[-1]["function"]["arguments"] += piece
-            yield self._delta({"function": {"arguments": piece}})
-        self._sent = end + self.complete  # after the brace that ends the call
 
     def _delta(self, call: dict[str, Any]) -> dict[str, Any]:
         return {"tool_calls": [{"index": len(self.calls) - 1, **call}]}

@@ -32,14 +32,6 @@ ENGINE_METRICS = (  # our name, vLLM's (or none), where the number is
     ("prefix_hits", "prefix_cache_hits", "prefix_reused", "Prompt tokens found."),
 )
 GAUGES = ("running", "waiting", "branches", "slots", "capacity")  # the others only grow
-REPLICA_METRICS = {  # name, field of `Router.replicas`
-    "replica_tokens": ("tokens", "Tokens that a replica is expected to write."),
-    "replica_written_tokens": (
-        "written",
-        "Tokens that a replica has written since it was started.",
-    ),
-    "replica_restarts": ("restarts", "Times that a replica was started again."),
-}
 HISTOGRAMS = {  # of choices
     "time_to_first_token_seconds": ("Until the first text.", LONG),
     "inter_token_latency_seconds": ("Between tokens.", SHORT),
@@ -55,7 +47,7 @@ class EngineCollector:
         self._prefix = prefix
 
     def _family(
-        self, kind: type[Any], name: str, values: Mapping[str, Any], doc: str, *, label: str = ""
+        self, kind: type[Any], name: str, doc: str, values: Mapping[Any, Any], *, label: str = ""
     ) -> Metric:
         family: Any = kind(f"{self._prefix}:{name}", doc, labels=[label or LABELS[self._prefix]])
         for labelled, value in values.items():
@@ -69,10 +61,10 @@ class EngineCollector:
             if name := theirs if vllm else ours:
                 kind = GaugeMetricFamily if field in GAUGES else CounterMetricFamily
                 values = {graph: counts[field] for graph, counts in graphs.items()}
-                yield self._family(kind, name, values, doc)
+                yield self._family(kind, name, doc, values)
         name = "kv_cache_usage_perc" if vllm else "kv_usage"
         shares = {graph: at["slots"] / max(at["capacity"], 1) for graph, at in graphs.items()}
-        yield self._family(GaugeMetricFamily, name, shares, "Share of the target's pool in use.")
+        yield self._family(GaugeMetricFamily, name, "Share of the target's pool in use.", shares)
         name = "spec_decode_num_accepted_tokens_per_pos" if vllm else "accepted_at"
         doc = "Drafts accepted at each place of a path."
         labels = [LABELS[self._prefix], "position"]
@@ -84,19 +76,14 @@ class EngineCollector:
         if vllm:
             return
         router = self._router
-        doc = "Open answers."
-        yield GaugeMetricFamily("specsot:requests_open", doc, value=router.open)
+        yield GaugeMetricFamily("specsot:requests_open", "Open answers.", value=router.open)
         doc = "Requests that moved to another replica."
         yield CounterMetricFamily("specsot:request_reruns", doc, value=router.reruns)
         tally = Tally(replica["state"] for replica in router.replicas)
         order = (LinkState.READY, LinkState.STARTING, DRAINING, LinkState.HUNG, LinkState.DEAD)
         states = {state: tally[state] for state in order}
         doc = "Processes that decode."
-        yield self._family(GaugeMetricFamily, "replicas", states, doc, label="state")
-        for name, (field, doc) in REPLICA_METRICS.items():
-            kind = CounterMetricFamily if field == "restarts" else GaugeMetricFamily
-            values = {replica["name"]: replica[field] for replica in router.replicas}
-            yield self._family(kind, name, values, doc, label="replica")
+        yield self._family(GaugeMetricFamily, "replicas", doc, states, label="state")
 
 
 class ServerMetrics:

@@ -9,18 +9,16 @@ from functools import partial
 from itertools import chain
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 from starlette.responses import JSONResponse
 
 from ...states.text.documents import Document
-from ...states.text.grammar import GrammarError
+from ...states.text.grammar import ANY_OBJECT, GrammarError
 from ...states.text.prompts import PastTurn
 from ..prepare.inputs import Prompt, RequestSettings
 from ..workers.protocol import Submit
 from .fields import Biases, Flag, Penalty, Real, RequestPart, Stops, Text, TokenId, Whole
 from .forms import (
-    KINDS,
-    Kind,
     ResponseFormat,
     Tool,
     ToolCall,
@@ -45,7 +43,9 @@ NOT_HERE = {  # what means something elsewhere; ignoring it would give another a
     "audio": "answers are texts",
     "suffix": "there is no filling in",
     "use_beam_search": "serve the graph `beam`",
-    "guided_grammar": "use guided_regex, guided_choice or guided_json",
+    "guided_grammar": "use guided_regex, guided_choice or response_format",
+    "guided_json": "use response_format",
+    "structured_outputs": "use guided_regex, guided_choice or response_format",
     "prompt_logprobs": "use echo with logprobs on /v1/completions",
     "chat_template": "templates in requests are not supported",
     "chat_template_kwargs": "templates in requests are not supported",
@@ -190,10 +190,8 @@ class SamplingFields(RequestPart):
     stream_options: StreamOptions | None = None
     user: Text | None = None
     response_format: ResponseFormat | None = None
-    guided_json: dict[str, Any] | Text | None = None
     guided_regex: Text | None = None
     guided_choice: Annotated[list[Text], Field(min_length=1)] | None = None
-    structured_outputs: Annotated[dict[Kind, Any], Field(max_length=1)] | None = None
     cache_salt: Annotated[Text, Field(max_length=256)] | None = Field(
         None, description="as specsot.cache_salt"
     )
@@ -260,16 +258,14 @@ class SamplingFields(RequestPart):
 
     def forms(self) -> Iterator[tuple[str, Callable[[], str]]]:
         """The fields that give the form of the answer, and what makes its grammar."""
-        outputs = self.structured_outputs or {}
-        given: list[tuple[str, Kind, Any]] = []
-        for kind in KINDS:
-            given.append((f"guided_{kind}", kind, getattr(self, f"guided_{kind}")))
-            given.append(("structured_outputs", kind, outputs.get(kind)))
-        if self.response_format is not None:
-            given.append(("response_format", "json", self.response_format.schema_value))
-        for name, kind, value in given:
-            if value is not None:
-                yield name, partial(form_grammar, kind, value)
+        if self.guided_regex is not None:
+            yield "guided_regex", partial(form_grammar, "regex", self.guided_regex)
+        if self.guided_choice is not None:
+            yield "guided_choice", partial(form_grammar, "choice", self.guided_choice)
+        if (wanted := self.response_format) is not None and wanted.type != "text":
+            given = wanted.json_schema or wanted.model_extra or {}
+            schema = ANY_OBJECT if wanted.type == "json_object" else given.get("schema")
+            yield "response_format", partial(form_grammar, "json", schema)
 
     def form(self) -> tuple[str, str | None]:
         """The field that gives the form of the answer, and its grammar; raises ApiError."""
@@ -306,9 +302,6 @@ class SamplingFields(RequestPart):
         if self.min_tokens:
             rules["min_new_tokens"] = self.min_tokens
         return rules
-
-
-TEXT_PARTS = ("text", "input_text", "output_text")
 
 
 class ContentPart(RequestPart):
@@ -426,10 +419,6 @@ class CompletionRequest(SamplingFields):
         return drafts
 
 
-NOT_IN_RESPONSES = dict.fromkeys(
-    ("tools", "previous_response_id", "conversation", "prompt", "background"),
-    "/v1/responses has only texts and stores nothing",
-)
 RESPONSE_NAMES = {  # of the chat's fields in a response request
     "messages": "input",
     "max_tokens": "max_output_tokens",
@@ -446,7 +435,10 @@ class TextOptions(RequestPart):
 class ResponseRequest(SamplingFields):
     """The body of POST /v1/responses."""
 
-    not_here: ClassVar[Mapping[str, str]] = {**NOT_IN_RESPONSES, **NOT_HERE}
+    not_here: ClassVar[Mapping[str, str]] = NOT_HERE | dict.fromkeys(
+        ("tools", "previous_response_id", "conversation", "prompt", "background"),
+        "/v1/responses has only texts and stores nothing",
+    )
 
     input: Text | Messages
     instructions: Text | None = None
@@ -472,7 +464,10 @@ class ResponseRequest(SamplingFields):
             values["max_tokens"] = self.max_output_tokens
         if self.stream:
             values["stream_options"] = {"include_usage": True}
-        return validated(ChatRequest, values)
+        try:
+            return ChatRequest.model_validate(values)
+        except ValidationError as error:
+            raise first_error(error.errors(include_url=False, include_input=False)) from None
 
 
 class TokenizeRequest(RequestPart):
@@ -488,9 +483,6 @@ class DetokenizeRequest(RequestPart):
 
     model: Text | None = None
     tokens: Annotated[list[TokenId], Field(max_length=1 << 16)]
-
-
-Fields = TypeVar("Fields", bound=BaseModel)
 
 
 def conversation(messages: Sequence[ChatMessage]) -> tuple[Prompt, str]:
@@ -532,7 +524,7 @@ def _content(message: ChatMessage, where: str) -> str:
     if not isinstance(message.content, list):
         return message.content or ""
     for part in message.content:
-        if part.type not in TEXT_PARTS or part.text is None:
+        if part.type not in ("text", "input_text", "output_text") or part.text is None:
             kind = part.type[:40]
             raise invalid(f"{where}: only parts of type text are read, not {kind!r}", "messages")
     return "".join(part.text or "" for part in message.content)
@@ -545,32 +537,36 @@ def check_length(text: str, param: str) -> None:
         raise bad_field(param, why, "context_length_exceeded")
 
 
-def read_fields(kind: type[Fields], body: bytes) -> Fields:
-    """Parse a body as one of the requests above; null values count as absent; raises ApiError."""
-    try:
-        value = json.loads(body)
-    except json.JSONDecodeError as error:
-        raise invalid(f"the body is not JSON: {error.msg} at character {error.pos}") from None
-    except (ValueError, RecursionError) as error:  # no UTF-8, endless digits, endless nesting
-        what = "too deep" if isinstance(error, RecursionError) else str(error).split("\n")[0][:200]
-        raise invalid(f"the body cannot be read: {what}") from None
-    if not isinstance(value, dict):
+# -- bodies that are not valid --------------------------------------------------------------------
+
+Fields = TypeVar("Fields", bound=BaseModel)
+
+
+def without_nulls(body: Any) -> Any:
+    """A body's fields, of which null ones count as absent; raises ApiError."""
+    if not isinstance(body, dict):
         raise invalid("the body must be a JSON object")
-    for name, content in value.items():
+    for name, content in body.items():
         if LONE.search(json.dumps([name, content], ensure_ascii=False)):
             where = None if LONE.search(name) else name
             raise invalid(f"{where or 'a name'}: a lone surrogate is not valid Unicode", where)
-    return validated(kind, {name: v for name, v in value.items() if v is not None})
+    return {name: value for name, value in body.items() if value is not None}
 
 
-def validated(kind: type[Fields], values: Mapping[str, Any]) -> Fields:
-    """A request from its fields; raises ApiError."""
-    try:
-        return kind.model_validate(values)
-    except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        loc = [str(part) for part in first["loc"]]
-        where = ".".join(part for part in loc if part.isidentifier() or part.isdecimal())
-        message = first["msg"].removeprefix("Value error, ")
-        param = loc[0] if loc else None
-        raise invalid(f"{where[:120] or 'the body'}: {message}", param) from None
+Body = Annotated[Fields, BeforeValidator(without_nulls)]
+
+
+def first_error(errors: Sequence[Any]) -> ApiError:
+    """The first of pydantic's errors of a request's fields, or of FastAPI's of a body."""
+    first = errors[0]
+    if first["type"] == "json_invalid":
+        why = f"{first['ctx']['error']} at character {first['loc'][-1]}"
+        return invalid(f"the body is not JSON: {why}")
+    if first["loc"] == ("body",):  # it is empty, or null
+        return invalid("the body must be a JSON object")
+    loc = [str(part) for part in first["loc"]]
+    if loc[:1] == ["body"]:
+        loc = loc[1:]
+    where = ".".join(part for part in loc if part.isidentifier() or part.isdecimal())
+    message = first["msg"].removeprefix("Value error, ")
+    return invalid(f"{where[:120] or 'the body'}: {message}", loc[0] if loc else None)

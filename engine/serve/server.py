@@ -36,7 +36,7 @@ from ..record.run_folder import SavedRun
 from ..shell import complain
 from ..signals import handling
 from ..workers.router import POLL_INTERVAL, Router
-from .app import Api, PageRoutes, add_error_handlers, build_app
+from .app import Api, add_error_handlers, add_page_routes, build_app
 from .metrics import ServerMetrics
 from .requests import INVALID, ApiError, ErrorBody, ErrorDetail, invalid
 
@@ -420,7 +420,7 @@ async def serve(router: Router, options: ServeOptions) -> int:
     metrics = ServerMetrics(router, vllm=options.metrics_compat is not None)
     api = Api(router, metrics, options)
     app = build_app(api)
-    PageRoutes(app, router, options.runs_dir)
+    add_page_routes(app, router, options.runs_dir)
     middleware: ASGIApp = AdmissionMiddleware(app, options, metrics, api.check_capacity)
     if options.cors:
         middleware = cors(middleware, options.cors)
@@ -460,7 +460,7 @@ async def view(run: SavedRun, options: ServeOptions) -> int:
     listener = listen(options)
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
     add_error_handlers(app)
-    PageRoutes(app, None, Path(), run)
+    add_page_routes(app, None, Path(), run)
     middleware = AdmissionMiddleware(app, options, ServerMetrics(None))
     complain(f"{run.path.name} is shown at {address_of(listener)} (Ctrl-C ends)")
     server = BoundedServer(config_of(middleware, options, most_connections()))

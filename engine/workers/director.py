@@ -5,7 +5,7 @@ they commit them. So what a lost worker had continues elsewhere behind its last 
 coins are keyed by position: the text is the same."""
 
 from collections import Counter
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import count
 from time import monotonic
@@ -34,7 +34,7 @@ from ..run.core import EngineCore
 from ..run.session import Session
 from .placement import assign_branches, expected_length
 from .protocol import Assign, CountWork, Output, Regroup, Regrouped, WorkCounts, summed
-from .worker_groups import NO_GROUP, RECEIVE_INTERVAL, Report, RunWorker, WorkerGroup, WorkerGroups
+from .worker_groups import NO_GROUP, RECEIVE_INTERVAL, RunWorker, WorkerGroup, WorkerGroups
 
 MACHINE = "machines/cluster"
 
@@ -167,18 +167,6 @@ class RequestState:
                     self.end_(branch.index, branch.finish, branch.note)
                     return
 
-    def drop_lost_(self, present: Container[WorkerGroup]) -> list[str]:
-        """Take back what groups had that are not present any more; names of its branches."""
-        request = self.request
-        lost = {index for index, group in self.assigned.items() if group not in present}
-        names = [branch.name for branch in request.all_branches() if branch.index in lost]
-        for index in lost:
-            del self.assigned[index]
-        self.holders = {group for group in self.holders if group in present}
-        if self.source not in present:
-            self.source = next(iter(self.holders), None)
-        return names
-
 
 # -- all requests ---------------------------------------------------------------------------------
 
@@ -188,9 +176,8 @@ class Director:
     received. tokens: committed, by worker. figures: of the prefixes that were sent: bytes that
     arrived, seconds, collectives that failed."""
 
-    def __init__(self, session: Session, workers: WorkerGroups, report: Report) -> None:
+    def __init__(self, session: Session, workers: WorkerGroups) -> None:
         self.workers = workers
-        self.report = report
         workers.on_output = self._receive_
         target = session.models.target
         graph = session.program.graph
@@ -232,12 +219,21 @@ class Director:
             worker.send(order)
 
     def drop_lost_(self) -> None:
+        """Take back what groups had that are not present any more."""
         present = {*self.workers.decoders, *self.workers.writers}
         present |= {worker.single for worker in self.workers.workers}
-        for id in [id for id, (_, group) in self._assignments.items() if group not in present]:
-            del self._assignments[id]
-        if names := [name for state in self.states for name in state.drop_lost_(present)]:
-            self.report({"event": "again", "branches": names})
+        self._assignments = {id: a for id, a in self._assignments.items() if a[1] in present}
+        names: list[str] = []
+        for state in self.states:
+            for branch in state.request.all_branches():
+                if branch.index in state.assigned and state.assigned[branch.index] not in present:
+                    del state.assigned[branch.index]
+                    names.append(branch.name)
+            state.holders &= present
+            if state.source not in present:
+                state.source = next(iter(state.holders), None)
+        if names:
+            self.workers.report({"event": "again", "branches": names})
 
     def _receive_(self, worker: RunWorker, output: Output) -> None:
         """Take in what a worker decoded; that of work that was taken back, or of a request that has
@@ -252,7 +248,7 @@ class Director:
             if (branch := state.branch_of(output.branch)) is not None:
                 branch.tokens += output.tokens
             self.tokens[worker.name] += len(output.tokens)
-            self.report({"event": "tokens", "request": state.request.key})
+            self.workers.report({"event": "tokens", "request": state.request.key})
             return
         state.end_(output.branch, Finish(output.finish), output.note)
         if output.rows:
@@ -291,29 +287,28 @@ class Director:
             replies: dict[RunWorker, Regrouped] = self.workers.collect_(
                 Regrouped, order.number, dict.fromkeys(group, order)
             )
+            seconds = monotonic() - start
             stored = {worker for worker, reply in replies.items() if reply.stored}
             decoders = self.workers.decoders
             state.holders |= {one for one in decoders if stored.issuperset(one.workers)}
-            self.workers.members -= {worker for worker, reply in replies.items() if reply.error}
-            self._count_regroup_(state, [*replies.values()], monotonic() - start)
+            failed = {worker: reply.error for worker, reply in replies.items() if reply.error}
+            self.workers.members -= failed.keys()
+            figures = {
+                "bytes": sum(reply.bytes for reply in replies.values()),
+                "seconds": seconds,
+                "collective_seconds": max(
+                    (one.collective for one in replies.values()), default=0.0
+                ),
+            }
+            record = {"event": "regroup", "request": state.request.key, "rows": list(state.rows)}
+            why = {"why": [*failed.values()]} if failed else {}
+            self.workers.report(record | figures | why)
+            figures |= {"count": 1, "rows": sum(state.rows), "failed": bool(failed)}
+            self.figures = summed([self.figures, figures])
             present = [reply.rows for reply in replies.values() if reply.rows is not None]
             if not present:
                 return
             state.rows = present[0]  # fewer: some have been evicted
-
-    def _count_regroup_(
-        self, state: RequestState, replies: Sequence[Regrouped], seconds: float
-    ) -> None:
-        errors = [reply.error for reply in replies if reply.error]
-        figures = {
-            "bytes": sum(reply.bytes for reply in replies),
-            "seconds": seconds,
-            "collective_seconds": max((reply.collective for reply in replies), default=0.0),
-        }
-        record = {"event": "regroup", "request": state.request.key, "rows": list(state.rows)}
-        self.report(record | figures | ({"why": errors} if errors else {}))
-        figures |= {"count": 1, "rows": sum(state.rows), "failed": bool(errors)}
-        self.figures = summed([self.figures, figures])
 
 
 # -- the states -----------------------------------------------------------------------------------
@@ -342,7 +337,7 @@ def read_outlines_(cluster: Director) -> None:
     for state in cluster.states:
         if state.request.outline_ended:
             state.parse_()
-            cluster.report({"event": "outline", "request": state.request.key})
+            cluster.workers.report({"event": "outline", "request": state.request.key})
 
 
 @op("cluster.regroup_")
@@ -356,7 +351,7 @@ def regroup_(cluster: Director) -> None:
             state.assigned[branch.index] = group
         if placed:
             names = {branch.name: group.name for branch, group in placed}
-            cluster.report({"event": "placed", "branches": names})
+            cluster.workers.report({"event": "placed", "branches": names})
             cluster.placed.append((state, placed))
         cluster.send_prefix_(state)
 
@@ -442,11 +437,15 @@ class ClusterRecorder(Recorder):
         counts = director.count_()
         present = director.workers.workers
         weights = {one.name: one.greeting.weights for one in present if one.greeting}
-        meter = meter_of([one.counts for one in counts.values()], self.meter)
+        meter = Meter(marks=self.meter.marks)
+        meters = [Meter.of(one.counts) for one in counts.values()]
+        for part in (*meters, self.meter):
+            meter.add(part)
+            for key, lengths in part.requests.items():
+                meter.requests.setdefault(key, Counter()).update(lengths)
+        meter.most_active = max((part.most_active for part in meters), default=0)
         meter.tokens = sum(director.tokens.values())
-        memory: dict[str, Any] = summed(
-            [engine for one in counts.values() for engine in one.memory]
-        )
+        memory: dict[str, Any] = summed([held for one in counts.values() for held in one.memory])
         memory["host_reads"]["per_round"] = ratio(memory["host_reads"]["total"], meter.forwards)
         if (cache := memory["prefix_cache"]) is not None:
             cache["hit_rate"] = ratio(cache["reused"], cache["asked"])
@@ -466,25 +465,13 @@ class ClusterRecorder(Recorder):
         return {**counted_figures(meter), **memory, "cluster": cluster}
 
 
-def meter_of(counts: Sequence[Mapping[str, Any]], director: Meter) -> Meter:
-    """The counters of all workers together, and the director's transitions and times."""
-    total = Meter(marks=director.marks)
-    meters = [Meter.of(one) for one in counts]
-    for meter in (*meters, director):
-        total.add(meter)
-        for key, lengths in meter.requests.items():
-            total.requests.setdefault(key, Counter()).update(lengths)
-    total.most_active = max((meter.most_active for meter in meters), default=0)
-    return total
-
-
 def directed(
     workers: WorkerGroups, session: Session, prompts: Sequence[Prompt], write: Write | None = None
 ) -> tuple[EngineCore, Recorder]:
     """A run on loaded workers before its first transition, and its recorder; raises PromptError."""
     recorder = ClusterRecorder(session.prompts.decode, write)
     workers.report = recorder.report
-    director = Director(session, workers, recorder.report)
+    director = Director(session, workers)
     director.states = [RequestState(session, director.table, prompt) for prompt in prompts]
     board = {"cluster": director, "branches": director.table, "prompts": session.prompts}
     run = EngineCore(open_graph(MACHINE), board, recorder)

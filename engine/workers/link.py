@@ -7,7 +7,7 @@ import secrets
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, closing, suppress
 from dataclasses import dataclass, field
@@ -59,7 +59,7 @@ class WorkerSource:
 
     host: Callable[[int, int], WorkerHost]
     parts: int = 1
-    services: Sequence[AbstractAsyncContextManager[Any]] = ()
+    services: list[AbstractAsyncContextManager[Any]] = field(default_factory=list)
 
 
 class ProcessHost:
@@ -100,13 +100,13 @@ class ProcessHost:
             await asyncio.to_thread(self._process.wait)
 
 
+@dataclass(eq=False)
 class WorkerListener:
     """Listens at an address of this machine; closes connections without an `expected` secret."""
 
-    def __init__(self, address: str) -> None:
-        self.address = address
-        self.port = 0
-        self.expected: dict[str, asyncio.Future[Connection]] = {}
+    address: str
+    port: int = 0
+    expected: dict[str, "asyncio.Future[Connection]"] = field(default_factory=dict)
 
     async def __aenter__(self) -> Self:
         self._server = await asyncio.start_server(
@@ -300,6 +300,7 @@ class WorkerLink:
 Link = TypeVar("Link", bound=WorkerLink)
 
 
+@dataclass(eq=False)
 class Membership(Generic[Link]):
     """The workers of a router or a director.
 
@@ -308,23 +309,14 @@ class Membership(Generic[Link]):
     worker was never ready, after which it fails; None: any number. links: of the workers that have
     not ended for good."""
 
-    def __init__(
-        self,
-        source: WorkerSource,
-        limits: HangLimits | None = None,
-        *,
-        restarts: bool = False,
-        tries: int | None = None,
-    ) -> None:
-        self.source = source
-        self.limits = limits
-        self.links: list[Link] = []
-        self.services = [*source.services]
-        self.closed = False
-        self._restarts = restarts
-        self._tries = tries
-        self._open_services = AsyncExitStack()
-        self._lives = set[asyncio.Task[None]]()
+    source: WorkerSource
+    limits: HangLimits | None = None
+    restarts: bool = False
+    tries: int | None = None
+    links: list[Link] = field(default_factory=list)
+    closed: bool = False
+    _services: AsyncExitStack = field(default_factory=AsyncExitStack)
+    _lives: set["asyncio.Task[None]"] = field(default_factory=set)
 
     def on_message(self, link: Link, message: Message) -> None:
         """Take a message of a worker, but the first of a life."""
@@ -335,8 +327,8 @@ class Membership(Generic[Link]):
         raise NotImplementedError
 
     async def open_services(self) -> None:
-        for service in self.services:
-            await self._open_services.enter_async_context(service)
+        for service in self.source.services:
+            await self._services.enter_async_context(service)
 
     def start(self, link: Link) -> Link:
         """Start one more worker, from code that runs in the loop."""
@@ -353,11 +345,11 @@ class Membership(Generic[Link]):
             while not link.over:
                 started = monotonic()
                 await link.live()
-                if link.over or not self._restarts:
+                if link.over or not self.restarts:
                     return
                 deaths = 1 if monotonic() - started > STABLE_SECONDS else deaths + 1
                 failures = 0 if link.greeting else failures + 1
-                if self._tries is not None and failures >= self._tries:
+                if self.tries is not None and failures >= self.tries:
                     link.failed = Failed(1, f"{link.name} {link.why}, {failures} times in a row")
                     return
                 complain(f"{link.name} {link.why}; it is started again ({link.lives})")
@@ -375,4 +367,4 @@ class Membership(Generic[Link]):
         """Wait until all processes have ended, then close the services."""
         if self._lives:
             await asyncio.wait(self._lives)
-        await self._open_services.aclose()
+        await self._services.aclose()

@@ -7,6 +7,7 @@ index those that have the rows of a prompt's beginning."""
 from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 from typing import Any, NamedTuple, TypeVar
 
@@ -63,13 +64,13 @@ class Holders(NamedTuple):
     workers: tuple[Any, ...]
 
 
+@dataclass(eq=False)
 class PrefixIndex:
     """Which workers have read which beginnings last; the least recently used are forgotten."""
 
-    def __init__(self, block: int = BLOCK, size: int = MAX_BEGINNINGS) -> None:
-        self.block = block
-        self.size = size
-        self._workers = OrderedDict[int, tuple[Any, ...]]()
+    block: int = BLOCK
+    size: int = MAX_BEGINNINGS
+    _workers: OrderedDict[int, tuple[Any, ...]] = field(default_factory=OrderedDict)
 
     def note_(self, keys: Sequence[int], worker: Any) -> None:
         """A worker reads a prompt of these `prefix_keys`."""

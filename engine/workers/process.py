@@ -8,12 +8,12 @@ import os
 import socket
 import sys
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import asdict, dataclass, field, replace
 from math import inf
-from threading import Thread
+from threading import Event, Thread
 from time import monotonic, sleep
 from typing import Any
 
@@ -35,15 +35,13 @@ from ..run.scoring import Scorer
 from ..run.session import Session, derive_seed, load, tie
 from ..shell import complain
 from . import protocol
-from .worker_loop import OpenRequest, OrderQueue, Send, WorkerEngine, WorkerLoop, load_job
+from .worker_loop import OpenRequest, Send, WorkerEngine, WorkerLoop, load_job
 
 REPORT_INTERVAL = 0.25  # seconds between two `Counts`
 PICTURE_INTERVAL = 0.125  # seconds
 HEARTBEAT_INTERVAL = 0.5  # seconds
 MAX_MOVES = 24  # of a picture
 FIRST_KEY = "1"  # of the only prompt of a run, from which its coins follow
-TOO_LONG = "context_length_exceeded"
-NATURAL_ENDS = ("stop", "length")
 
 
 @dataclass(slots=True)
@@ -142,8 +140,26 @@ class ServedRequest(OpenRequest):
             output = protocol.Wrote(self.message.id, text, branch_events, step, tokens=tokens)
             yield output._replace(scores=scores, ids=[*self._ids.items()])
             self._ids = {}
-        if new and isinstance(new[-1], events.AnswerReady):
-            yield self._ended(new[-1])
+        if new and isinstance(ready := new[-1], events.AnswerReady):
+            answer = ready.answer
+            stop = self._stops.match
+            usage = asdict(ready.usage)
+            plain = len(answer.sections) == 1 and not answer.outline_finish
+            if plain and self._tokens_to_stop is not None:
+                usage["answer"] = self._tokens_to_stop
+            whole = ready.finish in ("stop", "length") and not (
+                self._order.raw or self.message.stop
+            )
+            yield protocol.Ended(
+                self.message.id,
+                answer.text if whole else self._text,
+                finish=ready.finish if stop is None else "stop",
+                usage=usage,
+                stop=stop,
+                note="; ".join(part.note for part in answer.sections if part.note),
+                accepted=[accepted for accepted, _ in self.rounds],
+                drafted=[drafted for _, drafted in self.rounds],
+            )
 
     def _read(self, event: events.TokenEvent, branch_events: list[list[Any]]) -> str:
         """The readable text of a token event; appends it as `Wrote.events` has it."""
@@ -191,23 +207,6 @@ class ServedRequest(OpenRequest):
             branch_events.append(["wrote", event.branch, pieces])
         return text
 
-    def _ended(self, ready: events.AnswerReady) -> protocol.Ended:
-        answer = ready.answer
-        stop = self._stops.match
-        usage = asdict(ready.usage)
-        plain = len(answer.sections) == 1 and not answer.outline_finish
-        if plain and self._tokens_to_stop is not None:
-            usage["answer"] = self._tokens_to_stop
-        whole = ready.finish in NATURAL_ENDS and not (self._order.raw or self.message.stop)
-        text = answer.text if whole else self._text
-        finish = ready.finish if stop is None else "stop"
-        ended = protocol.Ended(self.message.id, text, finish, usage, stop=stop)
-        return ended._replace(
-            note="; ".join(part.note for part in answer.sections if part.note),
-            accepted=[accepted for accepted, _ in self.rounds],
-            drafted=[drafted for _, drafted in self.rounds],
-        )
-
 
 class Refusal(ValueError):
     """A request that cannot run; param: the field to blame, code: for clients."""
@@ -228,7 +227,7 @@ class ServedGraph(WorkerEngine):
         self.watched = False
         self.progress_time = 0.0
         self.moves = deque[list[Any]](maxlen=MAX_MOVES)
-        self._positions = Counter[int]()  # drafts accepted at each depth
+        self.positions = Counter[int]()  # drafts accepted at each depth
         self._encoder = Encoder(session.models.tokenizer)
         self._leading = leading_id(session.models.tokenizer)
 
@@ -241,7 +240,7 @@ class ServedGraph(WorkerEngine):
         for tree in summary.trees:
             drafted = sum(token >= 0 for token in tree.tokens[1:])
             accepted = len(tree.path) - 1
-            self._positions.update(range(accepted))
+            self.positions.update(range(accepted))
             request = self.requests.get(tree.branch.rpartition("/")[0])
             if isinstance(request, ServedRequest):
                 request.rounds.append((accepted, drafted))
@@ -251,28 +250,32 @@ class ServedGraph(WorkerEngine):
             prompt, settings, prompt_tokens = self.build(message)
         except Refusal as error:
             self.send(protocol.Refused(message.id, str(error), error.param, error.code))
-        except PromptError as error:
-            param = "prompt" if message.raw else "messages"
-            self.send(protocol.Refused(message.id, str(error), param))
-        except Exception as error:  # of a model's tokenizer
-            self.send(protocol.Refused(message.id, message_of(error)))
+        except Exception as error:  # also of a model's tokenizer
+            text = "prompt" if message.raw else "messages"
+            param = text if isinstance(error, PromptError) else None
+            self.send(protocol.Refused(message.id, message_of(error), param))
         else:
             self.send(protocol.Admitted(message.id, prompt_tokens))
             handle = self.engine.submit(prompt, timeout=message.timeout, settings=settings)
             self.requests[message.id] = ServedRequest(message, handle)
 
-    def encode(self, message: protocol.Encode) -> protocol.Encoded | protocol.Refused:
-        """The tokens of a text, or of the whole prompt with it."""
+    def encode(self, message: protocol.Encode) -> None:
+        """Send the tokens of a text, or of the whole prompt with it; or the text of tokens."""
+        decode = self.engine.decode
         try:
+            if message.token_ids:
+                self.send(protocol.Encoded(message.id, text=decode(message.token_ids)))
+                return
             if message.chat:
                 request = self.session.request(message.prompt, RequestSettings(skeleton=False))
                 ids = [*request.prefix, *request.tail]
             else:
                 ids = self._raw(message.prompt.text)
-        except PromptError as error:
-            return protocol.Refused(message.id, str(error), "prompt")
-        pieces = {token: self.engine.decode([token]) for token in {*ids}}
-        return protocol.Encoded(message.id, ids, [pieces[token] for token in ids])
+            pieces = {token: decode([token]) for token in {*ids}}
+            self.send(protocol.Encoded(message.id, ids, [pieces[token] for token in ids]))
+        except Exception as error:  # also of a model's tokenizer
+            param = "prompt" if isinstance(error, PromptError) else None
+            self.send(protocol.Refused(message.id, message_of(error), param))
 
     def build(self, message: protocol.Submit) -> tuple[Prompt, RequestSettings, int]:
         """Prompt and settings of a request, and the number of its prompt's tokens. Raises Refusal,
@@ -303,7 +306,7 @@ class ServedGraph(WorkerEngine):
             )
             longest = f"This model's maximum context length is {fit.longest} tokens."
             why = why if asked > fit.longest else f"The request {fit.why}."
-            raise Refusal(f"{longest} {why}", text, TOO_LONG)
+            raise Refusal(f"{longest} {why}", text, "context_length_exceeded")
         return prompt, settings, fit.prompt
 
     def _raw(self, text: str) -> list[int]:
@@ -345,9 +348,6 @@ class ServedGraph(WorkerEngine):
         size = self.session.models.target.vocab_size
         if wrong := [token for token in ids if not 0 <= token < size]:
             raise Refusal(f"{param}: no token {wrong[0]}: the model has {size} of them", param)
-
-    def counts(self) -> dict[str, Any]:
-        return asdict(self.engine.stats()) | {"positions": [*self._positions.values()]}
 
     def picture(self) -> protocol.Picture:
         pool = pool_view(self.engine.core.board)
@@ -395,32 +395,12 @@ class EngineProcess:
 
     def __init__(self, pipe: protocol.WorkerSocket, start: protocol.Start) -> None:
         self._pipe = pipe
-        self._orders = OrderQueue()
+        self._wake = Event()
         self._graphs: dict[str, ServedGraph] = {}
-        self._report_time = 0.0
-        self._picture_time = 0.0
         self._turn_time = inf  # none while models are loaded
         Thread(target=_send_heartbeats, args=(pipe, lambda: self.stuck), daemon=True).start()
-        pipe.send(protocol.Ready(self._open(start)))
-
-    def serve(self) -> None:
-        Thread(target=self._listen, name="specsot-listen", daemon=True).start()
-        order = None
-        while not self._pipe.closed:
-            self._turn(order)
-            busy = any(graph.requests for graph in self._graphs.values())
-            order = self._orders.pop(0.0 if busy else REPORT_INTERVAL)
-
-    @property
-    def stuck(self) -> float:
-        """Seconds since the engines made progress: a turn of `serve`, a transition, or an op."""
-        times = [graph.progress_time for graph in [*self._graphs.values()]]
-        return max(monotonic() - max([self._turn_time, *times]), 0.0)
-
-    def _open(self, start: protocol.Start) -> dict[str, dict[str, Any]]:
-        """Facts of the graphs by name; the first graph loads the target."""
         models: Models | None = None
-        facts = {}
+        facts = {}  # of the graphs by name; the first one loads the target
         for job in prepare_graphs(start.graphs, RunOptions(**{**start.options, "graph": None})):
             target_folder, drafter_folder = model_folders(job)
             if models is None:
@@ -431,67 +411,71 @@ class EngineProcess:
             else:
                 kind = job.program.graph.drafter.kind
                 session = tie(job, with_drafter(models, drafter_folder, kind))
-            graph = ServedGraph(session, self._pipe.send)
+            graph = ServedGraph(session, pipe.send)
             self._graphs[graph.name] = graph
             facts[graph.name] = graph.facts(job.options.model, model_hash(target_folder))
-        return facts
+        pipe.send(protocol.Ready(facts))
+
+    def serve(self) -> None:
+        """Make steps of every engine that has requests; send pictures and counts when they are
+        due."""
+        Thread(target=self._listen, name="specsot-listen", daemon=True).start()
+        graphs = self._graphs.values()
+        report_time = 0.0
+        picture_time = 0.0
+        while not self._pipe.closed:
+            now = self._turn_time = monotonic()
+            due = now - picture_time >= PICTURE_INTERVAL
+            picture_time = now if due else picture_time
+            for graph in graphs:
+                before = len(graph.requests)
+                graph.step()
+                ended = before and not graph.requests  # its last picture is sent at once
+                if graph.watched and graph.moves and (due or ended):
+                    self._pipe.send(graph.picture())
+            if now - report_time >= REPORT_INTERVAL:
+                report_time = now
+                counts = {
+                    graph.name: asdict(graph.engine.stats())
+                    | {"positions": [*graph.positions.values()]}
+                    for graph in graphs
+                }
+                self._pipe.send(protocol.Counts(counts))
+            if not any(graph.requests for graph in graphs):
+                self._wake.wait(REPORT_INTERVAL)
+            self._wake.clear()
+
+    @property
+    def stuck(self) -> float:
+        """Seconds since the engines made progress: a turn of `serve`, a transition, or an op."""
+        times = [graph.progress_time for graph in [*self._graphs.values()]]
+        return max(monotonic() - max([self._turn_time, *times]), 0.0)
 
     def _listen(self) -> None:
         """Tokenizes prompts on this thread, so that a long one does not delay the engines."""
         with ThreadPoolExecutor(1, "specsot-tokenize") as others:  # they delay no request
             for message in self._pipe:
                 match message:
-                    case protocol.Encode() | protocol.Decode():
-                        others.submit(self._tokenize, message)
+                    case protocol.Encode():
+                        others.submit(self._graphs[message.graph].encode, message)
                     case protocol.Submit():
                         self._graphs[message.graph].submit(message)
-                        self._orders.put(None)
-                    case protocol.Cancel() | protocol.SnapshotRequest():
-                        self._orders.put(message)
-            self._orders.put(None)
-
-    def _tokenize(self, message: protocol.Encode | protocol.Decode) -> None:
-        try:
-            if isinstance(message, protocol.Encode):
-                self._pipe.send(self._graphs[message.graph].encode(message))
-            else:
-                text = next(iter(self._graphs.values())).engine.decode(message.token_ids)
-                self._pipe.send(protocol.Decoded(message.id, text))
-        except Exception as error:  # of a model's tokenizer
-            self._pipe.send(protocol.Refused(message.id, message_of(error)))
-
-    def _turn(self, order: protocol.Message | None) -> None:
-        """Execute orders, then make a step of every engine that has requests; pictures and counts
-        when they are due."""
-        graphs = self._graphs.values()
-        while order is not None:
-            for graph in graphs:
-                if isinstance(order, protocol.SnapshotRequest):
-                    graph.watched = order.on
-                elif isinstance(order, protocol.Cancel) and order.id in graph.requests:
-                    graph.requests[order.id].handle.cancel()
-            order = self._orders.pop()
-        now = self._turn_time = monotonic()
-        due = now - self._picture_time >= PICTURE_INTERVAL
-        self._picture_time = now if due else self._picture_time
-        for graph in graphs:
-            before = len(graph.requests)
-            graph.step()
-            ended = before and not graph.requests  # its last picture is sent at once
-            if graph.watched and graph.moves and (due or ended):
-                self._pipe.send(graph.picture())
-        if now - self._report_time >= REPORT_INTERVAL:
-            self._report_time = now
-            self._pipe.send(protocol.Counts({graph.name: graph.counts() for graph in graphs}))
+                        self._wake.set()
+                    case protocol.SnapshotRequest():
+                        for graph in self._graphs.values():
+                            graph.watched = message.on
+                    case protocol.Cancel():
+                        for graph in self._graphs.values():
+                            if (request := graph.requests.get(message.id)) is not None:
+                                request.handle.cancel()
+            self._wake.set()
 
 
 class WorkerProcess:
-    """A worker's process: it serves one connection after another. The models of a run stay loaded.
-    load_session: loads the models of a run's job."""
+    """A worker's process: it serves one connection after another. The models of a run stay
+    loaded."""
 
-    def __init__(self, load_session: Callable[[Mapping[str, Any]], Session] = load_job) -> None:
-        self._load_session = load_session
-        self.loop: WorkerLoop | None = None
+    loop: WorkerLoop | None = None
 
     def serve(self, connection: socket.socket) -> int:
         """Serve a connection until it is closed; the exit code. Raises ProtocolError."""
@@ -504,7 +488,7 @@ class WorkerProcess:
             try:
                 if isinstance(start, protocol.Load):
                     Thread(target=_send_heartbeats, args=(pipe,), daemon=True).start()
-                    self.loop = self.loop or WorkerLoop(self._load_session(start.job))
+                    self.loop = self.loop or WorkerLoop(load_job(start))
                     self.loop.serve(pipe)
                     return int(Code.OK)
                 engines = EngineProcess(pipe, start)

@@ -67,20 +67,17 @@ class Cancel(NamedTuple):
 
 
 class Encode(NamedTuple):
-    """Tokenize a prompt's text; with `chat`, the whole prompt with its template."""
+    """Tokenize a prompt's text; with `chat`, the whole prompt with its template. token_ids: what is
+    to be decoded instead."""
 
     graph: Text
     prompt: Prompt
     chat: bool = False
+    token_ids: Sequence[int] = ()
 
     @property
     def id(self) -> str:
         return self.prompt.key
-
-
-class Decode(NamedTuple):
-    id: str
-    token_ids: Sequence[int]
 
 
 class SnapshotRequest(NamedTuple):
@@ -162,16 +159,12 @@ class Ended(NamedTuple):
 
 
 class Encoded(NamedTuple):
-    """Answer to `Encode`; pieces: text of each token."""
+    """Answer to `Encode`: tokens with the text of each, or the text of all that were to decode."""
 
     id: str
-    token_ids: Sequence[int]
-    pieces: Sequence[Text]
-
-
-class Decoded(NamedTuple):
-    id: str
-    text: Text
+    token_ids: Sequence[int] = ()
+    pieces: Sequence[Text] = ()
+    text: Text = ""
 
 
 class Counts(NamedTuple):
@@ -198,9 +191,13 @@ class Picture(NamedTuple):
 
 
 class Load(NamedTuple):
-    """First message: load the models of a job (`worker_loop.job_values`), or keep them loaded."""
+    """First message: load the models of a job, or keep them loaded. graph: its YAML. options: those
+    that decide on models. packed: its weights may be. part: of the weights, and how many."""
 
-    job: Mapping[str, Any]
+    graph: Text
+    options: Mapping[str, Any]
+    packed: bool = True
+    part: tuple[int, int] = (0, 1)
 
 
 class FormGroup(NamedTuple):
@@ -285,19 +282,15 @@ class WorkCounts(NamedTuple):
     peak_memory: int
 
 
-Request = Submit | Encode | Decode
+Request = Submit | Encode
 Order = FormGroup | Assign | Regroup | CountWork
 NumberedReply = Grouped | Regrouped | WorkCounts
 Output = Committed | BranchEnded
-Answer = Admitted | Refused | Wrote | Ended | Encoded | Decoded
+Answer = Admitted | Refused | Wrote | Ended | Encoded
 State = Ready | Heartbeat | Failed | Counts | Picture | NumberedReply | Output
 Message = Start | Load | SnapshotRequest | Cancel | Request | Order | Answer | State
 KINDS: dict[str, type[Any]] = {kind.__name__: kind for kind in Message.__args__}
-
-
-@cache
-def _adapter(kind: str) -> TypeAdapter[Any]:
-    return TypeAdapter(KINDS[kind])
+_adapter: Any = cache(TypeAdapter)
 
 
 def _values(message: Any) -> dict[str, Any]:
@@ -313,7 +306,7 @@ def decode(line: bytes) -> Message:
     """A line as a message; raises ProtocolError."""
     try:
         values = json.loads(line)
-        kind = _adapter(values.pop("kind"))
+        kind = _adapter(KINDS[values.pop("kind")])
         message: Message = kind.validate_python(values, by_alias=False, by_name=True)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ProtocolError(f"not a message: {error}") from None

@@ -4,14 +4,13 @@ Importing this module does not import Ray. Ray authenticates by token, has no da
 statistics here; but it listens on all interfaces of the machine: docs/cluster.md."""
 
 import asyncio
-import json
 import os
 import secrets
 import signal
 import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from hashlib import sha256
@@ -29,7 +28,7 @@ from ..shell import complain
 from ..signals import ending_with
 from . import ray_head
 from .link import Connection, Pipe, WorkerListener, WorkerSource, connect_to
-from .protocol import Load, ProtocolError, Start, summed
+from .protocol import Load, ProtocolError, Start, encode, summed
 
 ADDRESS_DEADLINE = 4.0  # seconds in which a cluster has to accept a connection, and to answer
 # What begins a gRPC connection (HTTP/2): the preface and empty settings; settings are the answer.
@@ -159,15 +158,12 @@ class RayWorker:
 
 
 def num_gpus(first: Start | Load) -> int:
-    options = first.options if isinstance(first, Start) else first.job["options"]
-    return int(str(options["device"]).startswith("cuda"))
+    return int(str(first.options["device"]).startswith("cuda"))
 
 
 def job_digest(first: Start | Load) -> str:
     """Of what the worker of a run loads; empty for that of a server."""
-    if isinstance(first, Start):
-        return ""
-    return sha256(json.dumps(first.job).encode()).hexdigest()[:12]
+    return "" if isinstance(first, Start) else sha256(encode(first)).hexdigest()[:12]
 
 
 @contextmanager
@@ -371,24 +367,11 @@ def ray_workers(
 def job_workers(
     job: Job, block: ClusterBlock, *, detached: bool = False
 ) -> AbstractContextManager[WorkerSource]:
-    from .worker_loop import job_values, parts_of
+    from .worker_loop import load_message, parts_of
 
-    def load(number: int, part: int) -> Load:
-        return Load(job_values(job, block, number, part))
-
+    load = partial(load_message, job, block)
     parts = parts_of(job, block)
     return ray_workers(block, load, parts=parts, detached=detached, counted=not detached)
-
-
-def load_workers(job: Job, block: ClusterBlock) -> None:
-    """Start workers of a job on a cluster that stay, and wait for them; raises ClusterError."""
-    from .worker_groups import WorkerGroups
-
-    with (
-        job_workers(job, block, detached=True) as source,
-        closing(WorkerGroups(source, block)) as groups,
-    ):
-        groups.load_()
 
 
 def worker_states(address: str) -> Iterator[tuple[str, str]]:

@@ -9,17 +9,18 @@ import json
 import os
 import socket
 from collections.abc import AsyncIterator, Callable
-from contextlib import suppress
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from pathlib import Path
 from time import monotonic
-from typing import Any, Self
+from typing import Any
 
 from ..errors import ClusterError, UsageError
 from ..shell import complain
 from . import protocol
 from .link import HangLimits, LinkState, Membership, WorkerGoneError, WorkerSource
+from .placement import PrefixIndex
 from .ray_head import cluster_file
-from .tickets import AnswerLengths, CountsByGraph, DiffersError, PromptRoutes, Replica, Ticket
+from .tickets import AnswerLengths, CountsByGraph, DiffersError, Replica, Ticket, choose_
 
 MAX_LIVES = 3  # of a replica in a row in which it is never ready
 MAX_LOSSES = 4  # replicas that may be lost while they have a request; then it fails
@@ -28,7 +29,6 @@ POLL_INTERVAL = 0.1  # seconds
 DRAINING = "draining"  # state of a replica that gets no further requests
 GAUGES = ("waiting", "running", "branches", "slots", "peak_slots", "capacity")
 ENGINE = "the engine's process"  # name of the only replica of a server without --workers
-MAX_REPLICAS = 1024
 ANSWER_DEADLINE = 10.0  # seconds, of orders that take no time
 
 
@@ -53,7 +53,7 @@ class Router(Membership[Replica]):
         self.reruns = 0
         self.watchers: set[Callable[[protocol.Picture], None]] = set()
         self.single = single
-        self._routes = PromptRoutes()
+        self._beginnings = PrefixIndex()  # of prompts that replicas have read
         self._count = count  # that was requested
         self._lengths = AnswerLengths()
         self._ids = itertools.count(1)
@@ -89,9 +89,8 @@ class Router(Membership[Replica]):
     @property
     def counts(self) -> CountsByGraph:
         """Counters of the engines of each graph, over all replicas."""
-        total: CountsByGraph = protocol.summed(
-            [self._past_counts, *(one.counts for one in self.links)]
-        )
+        counts = [self._past_counts, *(one.counts for one in self.links)]
+        total: CountsByGraph = protocol.summed(counts)
         return total
 
     @property
@@ -120,7 +119,7 @@ class Router(Membership[Replica]):
         try:
             for _ in range(self._count):
                 self._add()
-            while not self._over:
+            while not (self.closed or self.failed):
                 await asyncio.sleep(POLL_INTERVAL)
                 for replica in [*self.links]:
                     if replica.draining and not (replica.closed or replica.expected):
@@ -132,10 +131,6 @@ class Router(Membership[Replica]):
                         self._fail(ticket, "the engine did not end it", "timeout")
         finally:
             await self.ended()
-
-    @property
-    def _over(self) -> bool:
-        return self.closed or self.failed is not None
 
     @property
     def _unended(self) -> list[Ticket]:
@@ -225,7 +220,7 @@ class Router(Membership[Replica]):
         return ticket
 
     async def answer(
-        self, request: protocol.Encode | protocol.Decode, timeout: float | None = None
+        self, request: protocol.Encode, timeout: float | None = None
     ) -> protocol.Message:
         """The only message that answers a request; raises WorkerGoneError, TimeoutError."""
         ticket = self.ask(request)
@@ -263,7 +258,7 @@ class Router(Membership[Replica]):
         )
         request = ticket.remaining_request
         replicas = [one for one in self.links if one.ready and not (blocked or one.draining)]
-        while replica := self._routes.choose_(request, replicas):
+        while replica := choose_(request, replicas, self._beginnings):
             if replica.send(request):
                 ticket.replica = replica
                 replica.expected[request.id] = ticket.remaining_tokens
@@ -280,7 +275,7 @@ class Router(Membership[Replica]):
         assert ticket.replica is not None
         ticket.replica.expected.pop(ticket.request.id, None)
         ticket.restart_()
-        if self._over or self.single:
+        if self.closed or self.failed or self.single:
             ticket.deliver(None)
         elif ticket.losses >= MAX_LOSSES:
             ticket.fail_(f"{ticket.losses} replicas were lost while they answered it")
@@ -322,7 +317,8 @@ class Router(Membership[Replica]):
             some.set()
 
         self.watchers.add(watcher)
-        self._request_pictures(True)
+        for replica in self.links:
+            replica.send(protocol.SnapshotRequest(True))
         try:
             while True:
                 await some.wait()
@@ -331,12 +327,8 @@ class Router(Membership[Replica]):
                     yield latest.pop(next(iter(latest)))
         finally:
             self.watchers.discard(watcher)
-            if not self.watchers:
-                self._request_pictures(False)
-
-    def _request_pictures(self, on: bool) -> None:
-        for replica in self.links:
-            replica.send(protocol.SnapshotRequest(on))
+            for replica in [] if self.watchers else self.links:
+                replica.send(protocol.SnapshotRequest(False))
 
 
 # -- how other processes of this machine read and change the replicas -----------------------------
@@ -348,57 +340,51 @@ def control_path() -> Path:
     return cluster_file().with_suffix(".sock")
 
 
-class ReplicaControl:
-    """The server's side of the socket; raises UsageError: there is another one, or no socket."""
+def replica_control(router: Router, address: str) -> AbstractAsyncContextManager[None]:
+    """The server's side of the socket. Raises UsageError: there is another server, or no socket."""
+    path = control_path()
+    if ask_router("state", lambda line: None) is not None:
+        raise UsageError("another server with --workers runs on this machine")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.unlink(missing_ok=True)
+    listener = socket.socket(socket.AF_UNIX)
+    before = os.umask(0o177)  # for the owner alone
+    try:
+        listener.bind(str(path))
+    except OSError as error:
+        raise UsageError(f"{path}: no socket can be made there: {error}") from None
+    finally:
+        os.umask(before)
 
-    def __init__(self, router: Router, address: str) -> None:
-        self._router = router
-        self._address = address
-        path = control_path()
-        if ask_router("state", lambda line: None) is not None:
-            raise UsageError("another server with --workers runs on this machine")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.unlink(missing_ok=True)
-        self._listener = socket.socket(socket.AF_UNIX)
-        before = os.umask(0o177)  # for the owner alone
-        try:
-            self._listener.bind(str(path))
-        except OSError as error:
-            raise UsageError(f"{path}: no socket can be made there: {error}") from None
-        finally:
-            os.umask(before)
-
-    async def __aenter__(self) -> Self:
-        self._server = await asyncio.start_unix_server(self._serve, sock=self._listener)
-        return self
-
-    async def __aexit__(self, *error: object) -> None:
-        self._listener.close()
-        control_path().unlink(missing_ok=True)
-
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         def reply(values: dict[str, Any]) -> None:
             writer.write(json.dumps(values).encode() + b"\n")
 
         try:
             order = json.loads(await reader.readline())
-            if order["do"] == "scale" and 1 <= int(order["count"]) <= MAX_REPLICAS:
-                await self._router.scale(int(order["count"]), lambda line: reply({"line": line}))
+            if order["do"] == "scale":
+                await router.scale(order["count"], lambda line: reply({"line": line}))
             elif order["do"] == "end":
-                await self._router.close()
-            elif order["do"] != "state":
-                raise ValueError(order)
-            replicas = self._router.replicas
-            graphs = [*self._router.graphs]
-            reply({"address": self._address, "graphs": graphs, "replicas": replicas})
+                await router.close()
+            graphs = [*router.graphs]
+            reply({"address": address, "graphs": graphs, "replicas": router.replicas})
         except ClusterError as error:
             reply({"failed": str(error)})
-        except (ValueError, KeyError, TypeError) as error:
-            reply({"failed": f"not an order: {error}"})
         finally:
             with suppress(ConnectionError):
                 await writer.drain()
             writer.close()
+
+    @asynccontextmanager
+    async def serving() -> AsyncIterator[None]:
+        server = await asyncio.start_unix_server(serve, sock=listener)
+        try:
+            yield
+        finally:
+            server.close()
+            path.unlink(missing_ok=True)
+
+    return serving()
 
 
 def ask_router(

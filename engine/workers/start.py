@@ -18,7 +18,7 @@ from .link import HangLimits, ProcessHost, WorkerSource
 from .protocol import Start
 from .ray_head import end_cluster, start_head
 from .ray_workers import job_workers, ray_workers, set_up_ray
-from .router import ReplicaControl, Router
+from .router import Router, replica_control
 
 if TYPE_CHECKING:
     from ..record.recorder import Recorder
@@ -124,7 +124,7 @@ def replica_router(
 
         source = stack.enter_context(ray_workers(block, start_of))
         router = Router(source, block.workers, HangLimits(block.deadline, step_limit))
-        router.services.append(ReplicaControl(router, block.address))
+        source.services.append(replica_control(router, block.address))
         # Another signal must not leave a cluster behind; what remains takes seconds.
         stack.callback(signal.signal, signal.SIGINT, signal.SIG_IGN)
         stack.callback(signal.signal, signal.SIGTERM, signal.SIG_IGN)

@@ -46,27 +46,22 @@ class Replica(WorkerLink):
         return sum(self.expected.values())
 
 
-class PromptRoutes:
-    """Which replicas have read which prompts, each in one life: its cache ends with its process."""
+def choose_(request: Request, replicas: Iterable[Replica], index: PrefixIndex) -> Replica | None:
+    """The replica that would have read a request's prompt first, and has it from then on. index:
+    of the replicas that have read prompts, each in one life: its cache ends with its process."""
+    beginning, whole = _prompt_of(request)
+    keys = prefix_keys(beginning, BLOCK * BYTES_PER_TOKEN)
+    holders = index.find(keys)
+    unread = max(whole - holders.tokens, 1)
 
-    def __init__(self) -> None:
-        self._index = PrefixIndex(BLOCK * BYTES_PER_TOKEN)
+    def wait(replica: Replica) -> int:
+        known = (replica.name, replica.lives) in holders.workers
+        return replica.load * TOKENS_READ_PER_WRITTEN + (unread if known else whole)
 
-    def choose_(self, request: Request, replicas: Iterable[Replica]) -> Replica | None:
-        """The replica that would have read a request's prompt first, and has it from then on."""
-        beginning, whole = _prompt_of(request)
-        keys = prefix_keys(beginning, self._index.block)
-        holders = self._index.find(keys)
-        unread = max(whole - holders.tokens // BYTES_PER_TOKEN, 1)
-
-        def wait(replica: Replica) -> int:
-            known = (replica.name, replica.lives) in holders.workers
-            return replica.load * TOKENS_READ_PER_WRITTEN + (unread if known else whole)
-
-        chosen = min(replicas, key=wait, default=None)
-        if chosen is not None:
-            self._index.note_(keys, (chosen.name, chosen.lives))
-        return chosen
+    chosen = min(replicas, key=wait, default=None)
+    if chosen is not None:
+        index.note_(keys, (chosen.name, chosen.lives))
+    return chosen
 
 
 def _prompt_of(request: Request) -> tuple[bytes, int]:

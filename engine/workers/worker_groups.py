@@ -7,6 +7,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import count
 from time import monotonic
 from typing import Any
 
@@ -25,11 +26,10 @@ Report = Callable[[Mapping[str, Any]], None]
 
 @dataclass(eq=False)
 class RunWorker(WorkerLink):
-    """A worker, until it is lost. part: of the weights. rank: in the process group; proven: it was
-    in one. single: its worker group of one."""
+    """A worker, until it is lost. part: of the weights. proven: it was in a process group. single:
+    its worker group of one."""
 
     part: int = 0
-    rank: int = 0
     proven: bool = False
     single: "WorkerGroup" = field(init=False)
 
@@ -40,10 +40,11 @@ class RunWorker(WorkerLink):
 @dataclass(eq=False, slots=True)
 class WorkerGroup:
     """Workers that decode together; only the first sends replies. A group of one lives as long as
-    its worker, one of several as long as the process group. place: among those of its size."""
+    its worker, one of several as long as the process group. number: among those of its size; of a
+    single worker it is its rank in the process group."""
 
     workers: tuple[RunWorker, ...]
-    place: int = 0
+    number: int = 0
 
     @property
     def leader(self) -> RunWorker:
@@ -52,11 +53,6 @@ class WorkerGroup:
     @property
     def tp(self) -> int:
         return len(self.workers)
-
-    @property
-    def number(self) -> int:
-        """In orders."""
-        return self.place if self.tp > 1 else self.leader.rank
 
     @property
     def name(self) -> str:
@@ -85,13 +81,13 @@ class WorkerGroups(Membership[RunWorker]):
         self.epoch = NO_GROUP
         self.members: set[RunWorker] = set()
         self.losses = 0
-        self._num_started = 0
+        self._numbers = count()
         self._failures = 0
         self._why = ""
         self._size = 0
         self._groups = dict[int, list[WorkerGroup]]()
         self._messages = deque[tuple[RunWorker, Message]]()
-        self._expected: tuple[type[NumberedReply] | None, int] = (None, 0)  # kind and number
+        self._expected: tuple[type[NumberedReply], int] = (Grouped, NO_GROUP)  # kind and number
         self._replies = dict[RunWorker, NumberedReply]()
         self._changed = asyncio.Event()
         self._loop = asyncio.new_event_loop()
@@ -111,13 +107,13 @@ class WorkerGroups(Membership[RunWorker]):
             return self.ready
         per_part = self.block.together // parts  # in a worker group
         by_part = [[one for one in self.ready if one.part == part] for part in range(parts)]
-        count = min(map(len, by_part)) // per_part * per_part
-        return [worker for workers in by_part for worker in workers[:count]]
+        length = min(map(len, by_part)) // per_part * per_part
+        return [worker for workers in by_part for worker in workers[:length]]
 
     @property
     def group(self) -> list[RunWorker]:
         """Members of the process group, by rank."""
-        return sorted(self.members & {*self.ready}, key=lambda worker: worker.rank)
+        return sorted(self.members & {*self.ready}, key=lambda worker: worker.single.number)
 
     @property
     def complete(self) -> bool:
@@ -142,9 +138,9 @@ class WorkerGroups(Membership[RunWorker]):
                 raise ClusterError(f"{MAX_FAILURES} workers in a row were lost: {self._why}")
             counts = Counter(worker.part for worker in self.workers)
             part = min(range(self.source.parts), key=lambda part: counts[part])
-            host = self.source.host(self._num_started, part)
-            worker = RunWorker(f"worker-{self._num_started}", host, self, part=part)
-            self._num_started += 1
+            number = next(self._numbers)
+            host = self.source.host(number, part)
+            worker = RunWorker(f"worker-{number}", host, self, part=part)
             self._loop.call_soon(self.start, worker)
             self.workers.append(worker)
 
@@ -206,7 +202,6 @@ class WorkerGroups(Membership[RunWorker]):
             worker.send(order)
         while any(worker in self.workers and worker not in replies for worker in orders):
             self.receive_()
-        self._expected = (None, 0)
         return replies
 
     def close(self) -> None:
@@ -234,7 +229,7 @@ class WorkerGroups(Membership[RunWorker]):
         self._groups = {}
         orders = {}
         for rank, worker in enumerate(workers):
-            worker.rank = rank
+            worker.single.number = rank
             orders[worker] = FormGroup(
                 self.epoch, rank, len(workers), self._store.port, block=self.block
             )
@@ -248,8 +243,8 @@ class WorkerGroups(Membership[RunWorker]):
             for tp in {self.block.skeleton.tp, self.block.branches.tp} - {1}:
                 ranks_of = ranks_of_groups(len(members), tp, self.block.together)
                 self._groups[tp] = [
-                    WorkerGroup(tuple(members[rank] for rank in ranks), place)
-                    for place, ranks in enumerate(ranks_of)
+                    WorkerGroup(tuple(members[rank] for rank in ranks), number)
+                    for number, ranks in enumerate(ranks_of)
                 ]
         names = [worker.name for worker in members]
         seconds = monotonic() - start

@@ -13,10 +13,10 @@ import gc
 import os
 import resource
 import socket
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from copy import copy
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, field, replace
 from datetime import timedelta
 from math import prod
 from queue import Empty, Queue
@@ -58,34 +58,30 @@ def parts_of(job: Job, block: ClusterBlock) -> int:
     return block.parts if job.options.weights == FULL else 1
 
 
-def job_values(job: Job, block: ClusterBlock, number: int, part: int) -> dict[str, Any]:
-    """The graph, and the options that decide on models, as JSON values. number: of the worker,
-    which gets a device by it. part: of the weights, of `parts_of`."""
+def load_message(job: Job, block: ClusterBlock, number: int, part: int) -> protocol.Load:
+    """The first message to a worker. number: of the worker, which gets a device by it. part: of
+    the weights, of `parts_of`."""
     names = [name for name in SESSION if name not in ("outline", "sets")]
     options = {name: asdict(job.options)[name] for name in names} | block.device_of(number)
     options |= {"skip_scan": job.options.skip_scan, "profile": None, "graph": job.options.graph}
-    return {
-        "graph": graph_yaml(job.program.graph),
-        "options": options,
-        "packed": block.together == 1,
-        "part": [part, parts_of(job, block)],
-    }
+    graph = graph_yaml(job.program.graph)
+    return protocol.Load(graph, options, block.together == 1, (part, parts_of(job, block)))
 
 
-def load_job(values: Mapping[str, Any]) -> Session:
+def load_job(first: protocol.Load) -> Session:
     """A worker's session; weights that several workers compute with are not packed."""
-    name = str(values["options"]["graph"])
-    source = Source(decode(values["graph"].encode(), name), name)
-    job = Job(load_program(source, op_table()), RunOptions(**values["options"]), ())
-    return load(job, packed=values["packed"], part=tuple(values["part"]))
+    name = str(first.options["graph"])
+    source = Source(decode(first.graph.encode(), name), name)
+    job = Job(load_program(source, op_table()), RunOptions(**first.options), ())
+    return load(job, packed=first.packed, part=first.part)
 
 
+@dataclass(eq=False)
 class OpenRequest:
     """A request in an engine. num_read: events of its handle."""
 
-    def __init__(self, handle: Handle) -> None:
-        self.handle = handle
-        self.num_read = 0
+    handle: Handle
+    num_read: int = 0
 
     def output(self, new: Sequence[TokenEvent]) -> Iterator[protocol.Message]:
         """The messages about the events since the last call."""
@@ -338,23 +334,15 @@ class OrderQueue(Queue[protocol.Message | None]):
         together = isinstance(order, protocol.Assign) and order.tp > 1
         return together or isinstance(order, protocol.FormGroup | protocol.Regroup)
 
-    def pop_unshared(self) -> protocol.Message | None:
-        """The next order, unless it is shared."""
-        return self.get() if self.queue and not self.is_shared(self.queue[0]) else None
 
-    def count_shared(self) -> int:
-        with self.mutex:
-            return sum(map(self.is_shared, self.queue))
-
-
+@dataclass(eq=False)
 class WorkerLoop:
     """Engines of a worker and the thread that drives them, for one driver after another. engines:
     by tp. The one with tp 1 stays; the others start and end with their group."""
 
-    def __init__(self, session: Session) -> None:
-        self.session = session
-        self.engines: dict[int, TensorParallelEngine] = {}
-        self.groups: GroupMembership | None = None
+    session: Session
+    engines: dict[int, TensorParallelEngine] = field(default_factory=dict)
+    groups: GroupMembership | None = None
 
     def serve(self, pipe: protocol.WorkerSocket) -> None:
         """Serve a driver until its connection is closed."""
@@ -384,14 +372,37 @@ class WorkerLoop:
         self._pipe.send(message)  # of the driver at this time
 
     def _turn(self) -> None:
-        """Execute orders, then make a step with every busy engine; waits a little if none is."""
+        """Execute orders, then make a step with every busy engine; waits a little if none is. All
+        orders are executed, up to one that starts common work; before a common step as many shared
+        ones as the first rank has, and all others."""
         common = self._common
+        orders = self._orders
         try:
-            self._take_orders(common)
+            if common is None:
+                busy = any(engine.requests for engine in self.engines.values())
+                order = orders.pop(0.0 if busy else IDLE_INTERVAL)
+                while order is not None:
+                    self._execute(order)
+                    order = orders.pop() if self._common is None else None
+            else:
+                assert self.groups is not None and common.ranks is not None
+                with orders.mutex:
+                    count = sum(map(orders.is_shared, orders.queue))
+                count = common.ranks.first(count, self.session.models.device)
+                while count and self._common is common:
+                    order = orders.pop(self.groups.order.block.deadline)
+                    if order is None:
+                        raise RankLost("orders of the other ranks did not come")
+                    count -= orders.is_shared(order)
+                    self._execute(order)
+                while self._common is common and orders.queue:
+                    if orders.is_shared(orders.queue[0]):
+                        break
+                    self._execute(orders.get())
             if self._common is common:  # else the other ranks must be asked first
                 for engine in [*self.engines.values()]:
                     engine.step()
-        except RankLost as error:
+        except RankLost as error:  # they did not come, or their orders
             assert self.groups is not None
             number = self.groups.order.number
             self._leave()
@@ -403,32 +414,22 @@ class WorkerLoop:
         busy = (engine for engine in self.engines.values() if engine.requests and engine.ranks)
         return next(busy, None)
 
-    def _take_orders(self, common: TensorParallelEngine | None) -> None:
-        """Execute all orders, up to one that starts common work; before a common step as many
-        shared orders as the first rank has, and all others. Raises RankLost: the other ranks did
-        not come, or the orders that they have."""
-        if common is None:
-            busy = any(engine.requests for engine in self.engines.values())
-            order = self._orders.pop(0.0 if busy else IDLE_INTERVAL)
-            while order is not None:
-                self._execute(order)
-                order = self._orders.pop() if self._common is None else None
-            return
-        assert self.groups is not None and common.ranks is not None
-        count = common.ranks.first(self._orders.count_shared(), self.session.models.device)
-        while count and self._common is common:
-            order = self._orders.pop(self.groups.order.block.deadline)
-            if order is None:
-                raise RankLost("orders of the other ranks did not come")
-            count -= self._orders.is_shared(order)
-            self._execute(order)
-        while self._common is common and (order := self._orders.pop_unshared()) is not None:
-            self._execute(order)
-
-    def _execute(self, order: protocol.Message) -> None:
+    def _execute(self, order: protocol.Message | None) -> None:
         match order:
             case protocol.FormGroup():
-                self._form_group(order)
+                error = ""
+                self._leave()
+                try:
+                    if self._store is None:
+                        self._store = connect(order)
+                    groups = GroupMembership(order, self._store, self._pipe.address)
+                    for tp, (_, ranks) in groups.groups.items():
+                        self._start_engine(tp, ranks)
+                    self.groups = groups
+                except RuntimeError as failure:
+                    self._leave()
+                    error = message_of(failure)
+                self._send(protocol.Grouped(order.number, error))
             case protocol.Assign(tp=1):
                 self._start_engine(1).assign(order)
             case protocol.Assign():  # void for a group that has ended
@@ -436,8 +437,18 @@ class WorkerLoop:
                     engine.assign(order)
             case protocol.Regroup():
                 self._send(self._regroup(order))
-            case protocol.CountWork():
-                self._send(self._count(order.number))
+            case protocol.CountWork():  # the counters since the last time
+                meter = self.meter
+                self.meter = Meter()
+                engines = reversed(self.engines.values())
+                counts = protocol.WorkCounts(
+                    number=order.number,
+                    counts={**meter.counts, "requests": meter.requests},
+                    memory=[held_figures(meter, engine.engine.core.board) for engine in engines],
+                    open_files=len(os.listdir("/dev/fd")),
+                    peak_memory=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss,
+                )
+                self._send(counts)
 
     def _start_engine(self, tp: int, ranks: Ranks | None = None) -> TensorParallelEngine:
         """The engine of a tp; starts it if there is none."""
@@ -453,21 +464,6 @@ class WorkerLoop:
         groups = {} if self.groups is None else self.groups.groups
         return self.engines.get(tp) if tp in groups and groups[tp][0] == number else None
 
-    def _form_group(self, order: protocol.FormGroup) -> None:
-        error = ""
-        self._leave()
-        try:
-            if self._store is None:
-                self._store = connect(order)
-            groups = GroupMembership(order, self._store, self._pipe.address)
-            for tp, (_, ranks) in groups.groups.items():
-                self._start_engine(tp, ranks)
-            self.groups = groups
-        except RuntimeError as failure:
-            self._leave()
-            error = message_of(failure)
-        self._send(protocol.Grouped(order.number, error))
-
     def _leave(self) -> None:
         """Leave all groups, and drop what was computed in them."""
         self.groups = None
@@ -478,55 +474,39 @@ class WorkerLoop:
             gc.collect()  # pools are large, and sockets few
 
     def _regroup(self, order: protocol.Regroup) -> protocol.Regrouped:
+        """This worker's part in a `Regroup`. Workers that wrote an outline together have its target
+        rows each with its own heads, and the drafters' rows whole; a worker keeps the heads that it
+        decodes branches with."""
         groups = self.groups
         if groups is None or groups.order.number != order.epoch:
             return protocol.Regrouped(order.number, error="is not in this group")
-        start = perf_counter()
-        try:
-            return self._exchange(order, groups)
-        except RuntimeError as failure:
-            self._leave()
-            seconds = perf_counter() - start
-            return protocol.Regrouped(order.number, collective=seconds, error=message_of(failure))
-
-    def _exchange(self, order: protocol.Regroup, groups: GroupMembership) -> protocol.Regrouped:
-        """This worker's part in a `Regroup`. Workers that wrote an outline together have its target
-        rows each with its own heads, and the drafters' rows whole; a worker keeps the heads that it
-        decodes branches with. Raises RuntimeError: the deadline has passed, or a worker is lost."""
+        salt = order.cache_salt
         source = self._engine_in(order.tp, order.group)
         destination = self.engines.get(groups.order.block.branches.tp)
         present = None
         parts = list[Tensor]()  # of each pool
-        if source is not None:
-            try:
-                parts = source.cache.take_out(order.ids, order.rows, order.cache_salt)
-            except LookupError:  # evicted since
-                present = source.cache.movable_rows(order.ids, order.cache_salt)
         start = perf_counter()
-        received = _broadcast(order, groups, self.session, parts)
-        seconds = perf_counter() - start
-        num_bytes = 0
-        stored = False
-        if received and destination is not None and destination is not source:
-            cache = destination.cache
-            claimed = destination.engine.manager.claimed_slots
-            salt = order.cache_salt
-            share = destination.session.models.target.share.kv_heads
-            received[0] = received[0][:, :, share.start : share.stop]
-            stored = cache.put_in_(order.ids, order.rows, received, salt=salt, claimed=claimed)
-            pairs = zip(order.rows, cache.pools, strict=True)
-            num_bytes = sum(count * pool.slot_bytes for count, pool in pairs)
+        try:
+            if source is not None:
+                try:
+                    parts = source.cache.take_out(order.ids, order.rows, salt)
+                except LookupError:  # evicted since
+                    present = source.cache.movable_rows(order.ids, salt)
+            start = perf_counter()
+            received = _broadcast(order, groups, self.session, parts)
+            seconds = perf_counter() - start
+            num_bytes = 0
+            stored = False
+            if received and destination is not None and destination is not source:
+                cache = destination.cache
+                claimed = destination.engine.manager.claimed_slots
+                share = destination.session.models.target.share.kv_heads
+                received[0] = received[0][:, :, share.start : share.stop]
+                stored = cache.put_in_(order.ids, order.rows, received, salt=salt, claimed=claimed)
+                pairs = zip(order.rows, cache.pools, strict=True)
+                num_bytes = sum(count * pool.slot_bytes for count, pool in pairs)
+        except RuntimeError as failure:  # the deadline has passed, or a worker is lost
+            self._leave()
+            seconds = perf_counter() - start
+            return protocol.Regrouped(order.number, collective=seconds, error=message_of(failure))
         return protocol.Regrouped(order.number, num_bytes, stored, seconds, rows=present)
-
-    def _count(self, number: int) -> protocol.WorkCounts:
-        """The counters since the last time."""
-        meter = self.meter
-        self.meter = Meter()
-        engines = reversed(self.engines.values())
-        return protocol.WorkCounts(
-            number=number,
-            counts={**meter.counts, "requests": meter.requests},
-            memory=[held_figures(meter, engine.engine.core.board) for engine in engines],
-            open_files=len(os.listdir("/dev/fd")),
-            peak_memory=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss,
-        )

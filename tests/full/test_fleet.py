@@ -51,7 +51,7 @@ def fleet(tmp_path: Path) -> Iterator[servers.ServedFleet]:
 
 
 def busiest(fleet: servers.ServedFleet) -> str:
-    tokens = fleet.by_replica("replica_tokens")
+    tokens = fleet.by_replica("tokens")
     return max(tokens, key=lambda name: tokens[name])
 
 
@@ -95,7 +95,7 @@ def test_streams_go_on_when_replicas_are_lost(
         for _ in range(times):
             fleet.all_ready(2)
             hearing = pool.submit(servers.stream_all, server.url, ASKED)
-            server.until(lambda: sum(fleet.by_replica("replica_tokens").values()) > 0)
+            server.until(lambda: sum(fleet.by_replica("tokens").values()) > 0)
             sleep(dice.random() * 2)
             with suppress(ProcessLookupError):
                 os.kill(fleet.pid_of(busiest(fleet)), number)
@@ -133,11 +133,11 @@ def test_load_follows_speed(fleet: servers.ServedFleet, report: Callable[[str], 
         while monotonic() < until:
             servers.stream(fleet.server.url, **{**asked, "text": f"{number} {servers.RAIN}"})
 
-    wrote, spent = fleet.by_replica("replica_written_tokens"), cpu_of(pids)
+    wrote, spent = fleet.by_replica("written"), cpu_of(pids)
     with ThreadPoolExecutor(CLIENTS) as pool:
         clients = [pool.submit(client, number) for number in range(CLIENTS)]
         sleep(SECONDS)
-        more, used = fleet.by_replica("replica_written_tokens"), cpu_of(pids)
+        more, used = fleet.by_replica("written"), cpu_of(pids)
         for one in clients:
             one.result()
     tokens = {name: more[name] - wrote[name] for name in pids}

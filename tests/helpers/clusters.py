@@ -110,9 +110,10 @@ class ThreadWorkers:
         self.source = WorkerSource(self.host, len(sessions))
 
     def host(self, number: int, part: int) -> ThreadHost:
-        process = WorkerProcess(lambda job: self.sessions[part])
+        process = WorkerProcess()
+        process.loop = WorkerLoop(self.sessions[part])
         self.processes.append(process)
-        return ThreadHost(Load({}), process.serve)
+        return ThreadHost(Load("", {}), process.serve)
 
     def loop(self, worker: int) -> WorkerLoop:
         loop = self.processes[worker].loop
@@ -326,7 +327,7 @@ class Together:
 
     def regroup(self, number: int, ids: tuple[int, ...], rows: tuple[int, ...]) -> list[Regrouped]:
         """Both replies; the first group of those that write outlines has the rows."""
-        source = 0 if self.tp > 1 else self.workers.group[0].rank
+        source = 0 if self.tp > 1 else self.workers.group[0].single.number
         order = Regroup(number, self.workers.epoch, self.tp, source, ids, rows)
         orders = dict.fromkeys(self.workers.group, order)
         replies: list[Regrouped] = [*self.workers.collect_(Regrouped, number, orders).values()]

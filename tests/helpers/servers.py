@@ -17,8 +17,10 @@ from time import monotonic
 from typing import Any
 
 import httpx
+import pytest
 
 from helpers.commands import ended
+from specsot.engine.workers.router import ask_router
 
 PATIENCE = 120.0
 BEES, RAIN = "Tell me about honey bees.", "What is rain?"
@@ -171,9 +173,12 @@ class ServedFleet:
         return pids_of(self.cluster["folder"])
 
     def by_replica(self, name: str) -> dict[str, float]:
-        lines = self.server.http.get("/metrics").text.splitlines()
-        mine = [line for line in lines if line.startswith(f'specsot:{name}{{replica="')]
-        return {line.split('"')[1]: float(line.split()[-1]) for line in mine}
+        """A figure of `Router.replicas`."""
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("SPECSOT_CLUSTER_FILE", self.environment["SPECSOT_CLUSTER_FILE"])
+            fleet = ask_router("state", print)
+        assert fleet is not None
+        return {one["name"]: float(one[name]) for one in fleet["replicas"]}
 
     def pid_of(self, replica: str) -> int:
         told = [line for line in self.server.told.splitlines() if f"{replica} is ready" in line]

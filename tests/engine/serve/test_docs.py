@@ -57,10 +57,15 @@ def test_the_pages_options_and_routes_are_there(
 
 
 def test_the_schema_says_what_is_answered(served: Served) -> None:
-    paths = served.http.get("/openapi.json").json()["paths"]
+    document = served.http.get("/openapi.json").json()
+    paths = document["paths"]
     posts = [paths[f"/v1/{name}"]["post"] for name in ("chat/completions", "completions")]
-    schemas = [post["requestBody"]["content"]["application/json"]["schema"] for post in posts]
-    assert "$ref" not in json.dumps(schemas) and schemas[0]["required"] == ["messages"]
+    bodies = [post["requestBody"]["content"]["application/json"]["schema"] for post in posts]
+    defined = document["components"]["schemas"]
+    references = set(re.findall(r'"\$ref": "([^"]*)"', json.dumps(document)))
+    assert references == {f"#/components/schemas/{name}" for name in defined}
+    schemas = [defined[body["$ref"].rpartition("/")[2]] for body in bodies]
+    assert schemas[0]["required"] == ["messages"] and posts[0]["requestBody"]["required"]
     assert {"400", "401", "404", "413", "415", "503"} <= set(posts[0]["responses"])
     described = text_of(PAGE).partition("## Fields")[2].split("What means")[0]
     fields = set(re.findall(r"`(\w+)`", described))

@@ -22,6 +22,7 @@ from specsot.engine.prepare.inputs import Prompt, RequestSettings
 from specsot.engine.prepare.options import RunOptions
 from specsot.engine.workers import tickets
 from specsot.engine.workers.link import HangLimits, LinkState, WorkerGoneError, WorkerSource
+from specsot.engine.workers.placement import PrefixIndex
 from specsot.engine.workers.process import WorkerProcess
 from specsot.engine.workers.protocol import Admitted, Encode, Ended, Message, Start, Submit, Wrote
 from specsot.engine.workers.router import MAX_LOSSES, Router
@@ -167,10 +168,11 @@ REQUESTS = (
 )
 
 
-def replicas(count: int) -> tuple[tickets.PromptRoutes, list[tickets.Replica]]:
+def replicas(count: int) -> tuple[Any, list[tickets.Replica]]:
     host = engine_host(start_of())
     fleet = Router(WorkerSource(lambda number, part: host))
-    return tickets.PromptRoutes(), [tickets.Replica(f"{i}", host, fleet) for i in range(count)]
+    choose = partial(tickets.choose_, index=PrefixIndex())
+    return choose, [tickets.Replica(f"{i}", host, fleet) for i in range(count)]
 
 
 def asked(id: str, question: str, rules: str = "", salt: str = "") -> Submit:
@@ -179,7 +181,7 @@ def asked(id: str, question: str, rules: str = "", salt: str = "") -> Submit:
 
 def test_who_has_read_a_beginning_gets_it_again_unless_others_have_less_to_do() -> None:
     routes, members = replicas(3)
-    choose = partial(routes.choose_, replicas=members)
+    choose = partial(routes, replicas=members)
     long, other = "You answer in one line. " * 60, "You answer like a poet. " * 60
     first = choose(asked("1", RAIN, long))
     assert first is not None
@@ -201,12 +203,12 @@ def test_who_has_read_a_beginning_gets_it_again_unless_others_have_less_to_do() 
 def test_who_drains_gets_nothing_and_who_is_lost_has_read_nothing() -> None:
     routes, (first, second) = replicas(2)
     long = "You answer in one line. " * 60
-    assert routes.choose_(asked("1", RAIN, long), [first, second]) is first
-    assert routes.choose_(asked("2", RAIN, long), [second]) is second
+    assert routes(asked("1", RAIN, long), [first, second]) is first
+    assert routes(asked("2", RAIN, long), [second]) is second
     first.lives += 1
     first.expected["3"] = 1
-    assert routes.choose_(asked("4", RAIN, long), [first, second]) is second
-    assert routes.choose_(asked("5", RAIN), []) is None
+    assert routes(asked("4", RAIN, long), [first, second]) is second
+    assert routes(asked("5", RAIN), []) is None
 
 
 @pytest.mark.parametrize("speeds", [(3, 1), (1, 1), (1, 5)])
@@ -218,7 +220,7 @@ def test_load_follows_speed(speeds: tuple[int, int]) -> None:
 
     def ask() -> None:
         number = str(next(numbers))
-        chosen = routes.choose_(asked(number, f"{number} {RAIN}"), members)
+        chosen = routes(asked(number, f"{number} {RAIN}"), members)
         assert chosen is not None
         left[chosen][number] = dice.randrange(20, 60)
         chosen.expected[number] = 40

@@ -19,7 +19,7 @@ from helpers.servers import BEES, Served, Visit
 
 from specsot.engine.cli.run_command import run_command
 from specsot.engine.prepare.options import RunOptions
-from specsot.engine.serve.app import PageRoutes, add_error_handlers, page_files
+from specsot.engine.serve.app import add_error_handlers, add_page_routes, page_files
 
 
 def test_the_files_ask_nobody_else() -> None:
@@ -100,7 +100,7 @@ def test_a_run_folder_that_cannot_be_read_stops_no_request(kept: Path, tmp_path:
     os.mkfifo(folder / "trace.jsonl")
     app = FastAPI()
     add_error_handlers(app)
-    PageRoutes(app, None, runs)
+    add_page_routes(app, None, runs)
 
     async def ask() -> list[httpx.Response]:
         transport = httpx.ASGITransport(app)

@@ -19,7 +19,7 @@ from specsot.engine.prepare.inputs import Prompt, RequestSettings
 from specsot.engine.prepare.job import prepare
 from specsot.engine.prepare.options import ClusterBlock, GroupSize, RunOptions
 from specsot.engine.workers.director import Director, RequestState
-from specsot.engine.workers.worker_loop import job_values, load_job, parts_of
+from specsot.engine.workers.worker_loop import load_job, load_message, parts_of
 from specsot.states.request_table import RequestTable
 
 SAMPLED = "sampling.temperature=0.8"
@@ -178,8 +178,8 @@ def test_a_part_is_loaded_where_no_worker_computes_more() -> None:
     for skeleton, branches, parts in sizes:
         groups = {"skeleton": GroupSize(tp=skeleton), "branches": GroupSize(tp=branches)}
         assert parts_of(job, ClusterBlock(**groups)) == parts
-    values = [job_values(job, PAIRS, 0, part) for part in range(2)]
-    assert [one["part"] for one in values] == [[0, 2], [1, 2]]
+    values = [load_message(job, PAIRS, 0, part) for part in range(2)]
+    assert [one.part for one in values] == [(0, 2), (1, 2)]
     target = load_job(values[1]).models.target
     assert target.share.kv_heads == range(1, 2) and not target.whole
     coded = prepare(RunOptions("bim_dflash", threads=1, weights="int8"))

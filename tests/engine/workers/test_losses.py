@@ -179,13 +179,17 @@ def test_workers_that_cannot_begin_end_the_run_with_their_reason() -> None:
         async def start(self) -> Pipe:
             raise ClusterError("no memory")
 
-    source = WorkerSource(lambda number, part: Broken(protocol.Load({}), lambda connection: None))
+    source = WorkerSource(
+        lambda number, part: Broken(protocol.Load("", {}), lambda connection: None)
+    )
     with pytest.raises(ClusterError, match=r"3 workers in a row were lost: .*: no memory"):
         clusters.on_workers(clusters.session_of("bim_plain"), [clusters.BEES], source=source)
 
 
-def test_a_driver_that_is_gone_leaves_nothing_for_the_next() -> None:
-    process = WorkerProcess(lambda job: clusters.session_of("autoregressive"))
+def test_a_driver_that_is_gone_leaves_nothing_for_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    session = clusters.session_of("autoregressive")
+    monkeypatch.setattr("specsot.engine.workers.process.load_job", lambda job: session)
+    process = WorkerProcess()
 
     def drive(*orders: protocol.Load | protocol.Assign) -> tuple[protocol.WorkerSocket, Thread]:
         ours, theirs = socket.socketpair()
@@ -196,13 +200,15 @@ def test_a_driver_that_is_gone_leaves_nothing_for_the_next() -> None:
             driver.send(order)
         return driver, thread
 
-    first, thread = drive(protocol.Load({}), protocol.Assign("1", clusters.BEES, MigratedRequest()))
+    first, thread = drive(
+        protocol.Load("", {}), protocol.Assign("1", clusters.BEES, MigratedRequest())
+    )
     replies = iter(one for one in first if not isinstance(one, protocol.Heartbeat))
     assert isinstance(next(replies), protocol.Ready)
     loop = process.loop
     first.close()
     thread.join(20)
-    second, thread = drive(protocol.Load({}))
+    second, thread = drive(protocol.Load("", {}))
     replies = iter(one for one in second if not isinstance(one, protocol.Heartbeat))
     assert isinstance(next(replies), protocol.Ready)
     assert process.loop is loop, "its models stay loaded"

@@ -37,7 +37,7 @@ def test_a_killed_worker_changes_nothing() -> None:
 
 def _two_runs_in_turn() -> None:
     """A run that cannot have all of its workers gets none, says so, and gets them later."""
-    workers = [Load({"options": {"device": "cpu"}, "number": number}) for number in range(2)]
+    workers = [Load(str(number), {"device": "cpu"}) for number in range(2)]
     with reserved(ClusterBlock(), workers) as place:
         assert place["num_cpus"] == 1
         why = (
@@ -72,7 +72,7 @@ def test_answers_go_on_while_replicas_come_and_go(tmp_path: Path) -> None:
         assert fleet.specsot("cluster", "status").count(": ready, ") == 2
         pids, killed = fleet.pids, fleet.pid_of("replica-0")
         hearing = pool.submit(stream_all, url, QUESTIONS * 2)
-        server.until(lambda: fleet.by_replica("replica_tokens")["replica-0"] > 0)
+        server.until(lambda: fleet.by_replica("tokens")["replica-0"] > 0)
         os.kill(killed, signal.SIGKILL)
         assert [one.text for one in hearing.result()] == wanted * 2
         assert "replica-0 has ended; it is started again (1)" in server.told
