@@ -22,13 +22,15 @@ from .tiles import (
     PANEL,
     SEGMENT,
     TERMS,
-    arrive,
+    add_one,
     bits_of,
     eight_bit_tile,
     float_tile,
     four_bit_tile,
+    give_way,
     half_tile,
     largest_of_half,
+    number_at,
     pointer,
     quantise_half,
 )
@@ -38,6 +40,7 @@ FAST: Any = {**OPTIONS, "fastmath": {"reassoc", "contract", "nsz"}}
 
 # The cells of a team, which every thread has of its own, see `Team`.
 COUNTER, THREAD, THREADS, PASSED, TEAM_FIELDS = range(5)
+TRIES = 20_000  # of a thread that waits for others, before it lets other programs run
 
 
 def fields(*names: str) -> Any:
@@ -186,7 +189,12 @@ def barrier(team):
     """Wait until all threads of a team are here."""
     if team[THREADS] > 1:
         team[PASSED] += 1
-        arrive(team[COUNTER], team[PASSED] * team[THREADS])
+        add_one(team[COUNTER])
+        tries = 0
+        while number_at(team[COUNTER]) < team[PASSED] * team[THREADS]:
+            tries += 1
+            if tries > TRIES:
+                give_way()
 
 
 @njit(**OPTIONS)

@@ -20,7 +20,6 @@ MAX_TILE = 8  # rows that one pass over a block of weights multiplies
 SEGMENT = 16  # groups of inputs whose sum fits into int32
 TERMS = 5  # numbers of a row's group, see `quantise`
 FLOATS_AT_ONCE = 16  # inputs of a step of products of floats
-PAUSES = 1000  # of a thread that waits for others, before it lets other programs run
 
 
 class BFloat16(ir.Type):
@@ -236,37 +235,28 @@ def pointer(typing: Any, address: Any, kind: Any) -> Any:
 
 
 @intrinsic
-def arrive(typing: Any, counter: Any, goal: Any) -> Any:
-    """Add one to the number at an address, and wait until it is `goal` or more."""
+def add_one(typing: Any, address: Any) -> Any:
+    """Add one to the number at an address, at which other threads add too."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         place = builder.inttoptr(arguments[0], INT64.as_pointer())
-        builder.atomic_rmw("add", place, ir.Constant(INT64, 1), "seq_cst")
-        names = ("look", "pause", "yield", "arrived")
-        look, pause, give_way, arrived = map(builder.append_basic_block, names)
-        before = builder.block
-        builder.branch(look)
-        builder.position_at_end(look)
-        tries = builder.phi(INT64)
-        reached = builder.load_atomic(place, "acquire", 8)
-        builder.cbranch(builder.icmp_signed(">=", reached, arguments[1]), arrived, pause)
-        builder.position_at_end(pause)
-        nothing = ir.FunctionType(ir.VoidType(), ())
-        module = builder.module
-        builder.call(cgutils.get_or_insert_function(module, nothing, "llvm.x86.sse2.pause"), ())
-        more = builder.add(tries, ir.Constant(INT64, 1))
-        builder.cbranch(builder.icmp_signed("<", more, ir.Constant(INT64, PAUSES)), look, give_way)
-        builder.position_at_end(give_way)
-        number = ir.FunctionType(INT32, ())
-        builder.call(cgutils.get_or_insert_function(module, number, "sched_yield"), ())
-        builder.branch(look)
-        for start, value in ((before, 0), (give_way, 0)):
-            tries.add_incoming(ir.Constant(INT64, value), start)
-        tries.add_incoming(more, pause)
-        builder.position_at_end(arrived)
-        return context.get_dummy_value()
+        return builder.atomic_rmw("add", place, ir.Constant(INT64, 1), "seq_cst")
 
-    return types.void(types.intp, types.intp), generate
+    return types.int64(types.intp), generate
+
+
+@intrinsic
+def number_at(typing: Any, address: Any) -> Any:
+    """The number at an address, at which other threads write."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        place = builder.inttoptr(arguments[0], INT64.as_pointer())
+        return builder.load_atomic(place, "acquire", 8)
+
+    return types.int64(types.intp), generate
+
+
+give_way = types.ExternalFunction("sched_yield", types.int32())
 
 
 def bitcast(source: Any, result: Any) -> Any:
