@@ -13,9 +13,10 @@ from ..models.drafters.dflash import DFlashDraftModel
 from ..models.drafters.eagle import Eagle3
 from ..models.files import ModelError
 from ..models.layers import PoolModel, settle_
-from ..models.linear import can_compile, can_pack, compile_, has_products, pack_
+from ..models.linear import can_pack, compile_, has_products, pack_
 from ..models.load.tokenizer import load_tokenizer, stop_ids
 from ..models.load.weights import load_target
+from ..models.packed import can_compile
 from ..ops.forward import Target
 from ..ops.kv.pool import KVCache
 from ..states.graph.drafter_settings import DrafterSettings

@@ -30,7 +30,8 @@ from .layers import (
     rotate_back,
     wide_logits,
 )
-from .linear import Linear, Product
+from .linear import Linear
+from .packed import Product
 
 COMPUTED = (LayerStatus.DECODE, LayerStatus.FULL)
 MAX_ROWS = 2048  # at once in a layer: of more, every row takes longer (docs/memory.md)

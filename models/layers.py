@@ -14,7 +14,8 @@ from ..ops.attention.backends import AttentionBackend, AttentionPlan, LayerAtten
 from ..ops.attention.metadata import SlotRun
 from ..ops.kv.pool import KVCache
 from .config import DecoderShape, RopeConfig
-from .linear import Linear, PackedWeight, Product, compile_, compiled_kernels, linear
+from .linear import Linear, compile_, linear
+from .packed import PackedWeight, Product, team_of
 
 Angles = tuple[Tensor, Tensor]
 """cos and signed sin, each [N, 1, head_dim], for `rotate`."""
@@ -329,13 +330,23 @@ class CompiledLayers:
         addresses = [self._addresses(layer, model.mixes) for layer in model.stack]
         self._layers_LA = np.array(addresses, np.int64)
         layer = model.stack[0]
-        self._sizes = (layer.heads, layer.kv_heads, layer.head_dim, layer.inner)
-        self._eps = layer.eps
         self._narrow = model.narrows[model.kinds[0]]
         self._model = model
-        kernel = layer.down.kernel
-        assert isinstance(kernel, PackedWeight)
-        self._run_layers = compiled_kernels(kernel.bits).run_layers
+        from . import layer_kernels  # only where numba is installed
+
+        self._kernels = layer_kernels
+        self._team = team_of(torch.get_num_threads())
+        call = np.zeros(1, self._kernels.RUN_LAYERS)
+        call["layers"] = self._layers_LA.ctypes.data
+        call["num_layers"] = len(addresses)
+        for name in ("heads", "kv_heads", "head_dim", "inner", "eps"):
+            call[name] = getattr(layer, name)
+        call["hidden"] = model.hidden_size
+        self._call_1 = call
+        heads = 3 * layer.heads + 2 * layer.kv_heads  # queries twice, keys, values, attention
+        kernels = [part.kernel for part in (layer.qkv, layer.o, layer.gate_up, layer.down)]
+        largest = max(k.row_bytes for k in kernels if isinstance(k, PackedWeight))
+        self._row_bytes = 8 * (heads * layer.head_dim + 2 * layer.inner) + largest
 
     @classmethod
     def of(cls, model: PoolModel) -> "CompiledLayers | None":
@@ -396,28 +407,33 @@ class CompiledLayers:
         last layer. mixed_NW: the input of the first layer's attention, if it mixes.
         attention: None sees nothing."""
         model = self._model
-        layers = len(self._layers_LA)
-        inner = [tap for tap in taps if tap < layers]
+        rows = x_NH.shape[0]
+        inner = [tap for tap in taps if tap < len(self._layers_LA)]
         tapped_TNH = torch.empty(len(inner), *x_NH.shape, dtype=torch.float64)
         groups_X, masks = self._groups(attention, positions_N)
-        cos_N1d, sin_N1d = model.angles(positions_N)
+        cos_N1d, sin_N1d = (angles.double() for angles in model.angles(positions_N))
         wide_NH = x_NH.to(torch.float64, copy=True)
         mixed_NW = wide_NH[:0] if mixed_NW is None else mixed_NW.double().contiguous()
-        data = kv.data if kv.data.dtype != torch.bfloat16 else kv.data.view(torch.int16)
-        self._run_layers(
-            x_NH=wide_NH.numpy(),
-            mixed_NW=mixed_NW.numpy(),
-            layers_LA=self._layers_LA,
-            sizes=self._sizes,
-            eps=self._eps,
-            cos_Nd=cos_N1d[:, 0].double().numpy(),
-            sin_Nd=sin_N1d[:, 0].double().numpy(),
-            slots_N=slots_N.contiguous().numpy(),  # one type of array: numba compiles once
-            kv_LtgSd=data.numpy(),
-            groups_X=groups_X,
-            taps_T=np.array(inner, np.int64),
-            tapped_TNH=tapped_TNH.numpy(),
-        )
+        slots_N = slots_N.contiguous()
+        taps_T = np.array(inner, np.int64)
+        work = torch.empty(rows * self._row_bytes, dtype=torch.uint8)
+        call = self._call_1.copy()
+        call["x"] = wide_NH.data_ptr()
+        call["rows"] = rows
+        call["mixed"] = mixed_NW.data_ptr()
+        call["mixed_width"] = mixed_NW.shape[1]
+        call["cos"] = cos_N1d.data_ptr()
+        call["sin"] = sin_N1d.data_ptr()
+        call["slots"] = slots_N.data_ptr()
+        call["pool"] = kv.data.data_ptr()
+        call["pool_slots"] = kv.data.shape[3]
+        call["groups"] = groups_X.ctypes.data
+        call["num_groups"] = len(groups_X)
+        call["taps"] = taps_T.ctypes.data
+        call["num_taps"] = len(inner)
+        call["tapped"] = tapped_TNH.data_ptr()
+        call["work"] = work.data_ptr()
+        self._team.run(self._kernels.layers_of(kv.data.dtype), call)
         del masks  # no address of them is used any more
         return [*tapped_TNH.to(x_NH.dtype).unbind(), wide_NH.to(x_NH.dtype)]
 

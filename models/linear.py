@@ -4,19 +4,16 @@
 weight into oneDNN's layout at every call. Packed once, five rows cost what one does
 (docs/performance.md), and a row's sums hardly ever depend on how many rows there are."""
 
-import os
 from collections.abc import Callable, Iterable, Mapping
-from functools import cache, lru_cache, partial
-from importlib.util import find_spec
+from functools import lru_cache, partial
 from typing import Any
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .codes import FULL, SUPPORTED, Int4, Int8, codes_of
-from .integer import IntegerWeight
+from .codes import FULL, codes_of
+from .packed import PackedWeight, Product, integer_product
 
 SMALL_MODEL = 16_000_000  # weights
 
@@ -28,69 +25,6 @@ SUPPORT_CHECKS = {  # which of them say whether a processor has products in a dt
 
 FewRows = Callable[[Tensor, Tensor | None], Tensor]
 """(x_NI, a term to add [N, O] or [O]) -> [N, O], by a weight of its own."""
-
-
-@cache
-def compiled_kernels(bits: int) -> Any:
-    """The module `kernels`; None without numba, or without the instructions for these weights."""
-    if bits not in SUPPORTED or find_spec("numba") is None:
-        return None
-    # numba would colour its messages, for which it resets the terminal when Python ends.
-    os.environ.setdefault("NUMBA_DISABLE_ERROR_MESSAGE_HIGHLIGHTING", "1")
-    from . import kernels
-
-    return kernels
-
-
-class PackedWeight:
-    """Weights as `kernels` multiplies them: codes, or float32 or bfloat16 [O, I]; their product."""
-
-    def __init__(self, weight: Int8 | Int4 | Tensor, bits: int) -> None:
-        kernels = compiled_kernels(bits)
-        self._multiply = kernels.multiply
-        self.bits = bits
-        if isinstance(weight, Tensor):
-            numbers = weight if bits == 32 else weight.view(torch.int16)
-            self.scale_O = np.ones(len(weight), np.float32)
-            self.blocks = kernels.packed(bits, numbers.numpy())
-        else:
-            arrays = [tensor.numpy() for tensor in weight if isinstance(tensor, Tensor)]
-            self.scale_O = weight.scale_O.numpy().copy()
-            self.blocks = kernels.packed(bits, *arrays)
-
-    @property
-    def fields(self) -> list[int]:
-        """What `kernels.linear` takes: addresses of blocks and scales, and the bits of a weight."""
-        return [self.blocks.ctypes.data, self.scale_O.ctypes.data, self.bits]
-
-    def product(
-        self, x_NI: Tensor, added: Tensor | None = None, dtype: torch.dtype = torch.float64
-    ) -> Tensor:
-        """[N, I] -> [N, O] in float64 or float32, plus a residual [N, O] or a bias [O]."""
-        shape = (x_NI.shape[0], self.scale_O.size)
-        if added is None:
-            out_NO = torch.empty(shape, dtype=dtype)
-        else:
-            out_NO = added.to(dtype).expand(shape).clone()
-        self._multiply(
-            x_NI=x_NI.double().contiguous().numpy(),
-            blocks=self.blocks.ctypes.data,
-            scale_O=self.scale_O,
-            bits=self.bits,
-            out_NO=out_NO.numpy(),
-            add=added is not None,
-        )
-        return out_NO
-
-
-Product = IntegerWeight | PackedWeight
-
-
-def integer_product(codes: Int8 | Int4) -> Product:
-    """By the compiled kernels where there are any."""
-    bits = 8 if isinstance(codes, Int8) else 4
-    packs = codes.scale_O.is_cpu and compiled_kernels(bits) is not None
-    return PackedWeight(codes, bits) if packs else IntegerWeight(codes)
 
 
 @lru_cache(1 << 13)
@@ -173,13 +107,6 @@ def compile_(
                 layer.kernel = integer_product(codes_of(name, weight, kind))
             if name.rpartition(".")[2] != "lm_head":
                 layer.weight = nn.Parameter(weight.new_empty(0), requires_grad=False)
-
-
-def can_compile(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether the kernels multiply plain weights of this dtype here; they have one thread."""
-    floats = dtype in (torch.float32, torch.bfloat16)
-    alone = device.type == "cpu" and torch.get_num_threads() == 1
-    return alone and floats and compiled_kernels(8 * dtype.itemsize) is not None
 
 
 def can_pack(device: torch.device, dtype: torch.dtype) -> bool:

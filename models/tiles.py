@@ -47,6 +47,32 @@ FLOATS = ir.VectorType(ir.FloatType(), LANES)
 DOUBLES = ir.VectorType(ir.DoubleType(), LANES)
 
 
+def instructions(result: Any, *kinds: Any) -> Any:
+    """A function of numba with these types. What this decorates writes its instructions, and
+    returns its value."""
+
+    def decorate(write: Any) -> Any:
+        @intrinsic
+        def function(typing, *arguments):
+            def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+                value = write(builder, *cgutils.unpack_tuple(builder, values[0]))
+                return context.get_dummy_value() if value is None else value
+
+            return result(types.StarArgTuple(kinds)), generate
+
+        return function
+
+    return decorate
+
+
+def call(builder: Any, name: str, *values: Any, result: Any = None) -> Any:
+    """One of LLVM's own functions, which returns the type of its first argument if not `result`;
+    without numbers that are not numbers."""
+    kind = ir.FunctionType(result or values[0].type, [value.type for value in values])
+    function = cgutils.get_or_insert_function(builder.module, kind, f"llvm.{name}")
+    return builder.call(function, values, fastmath=("nnan",) if "fmax" in name else ())
+
+
 class TileWriter:
     """Writes the instructions that multiply a tile of rows by a block of weights.
 
@@ -63,10 +89,7 @@ class TileWriter:
         self.zero = ir.Constant(VECTOR, [0] * LANES)
 
     def call(self, name: str, *vectors: Any) -> Any:
-        """A function of LLVM that returns the type of its first argument."""
-        kind = ir.FunctionType(vectors[0].type, [vector.type for vector in vectors])
-        function = cgutils.get_or_insert_function(self.builder.module, kind, f"llvm.{name}")
-        return self.builder.call(function, vectors)
+        return call(self.builder, name, *vectors)
 
     def add(self, address: Any, distance: int) -> Any:
         return self.builder.add(address, ir.Constant(INT64, distance))
@@ -110,7 +133,9 @@ class TileWriter:
                     for row in self.rows:
                         at = self.add(codes[row], 32 * half + 16 * place + 4 * four)
                         inputs = self.spread(at)
-                        sums[row] = self.call("x86.avx512.vpdpbusd.512", sums[row], weights, inputs)
+                        sums[row] = call(
+                            builder, "x86.avx512.vpdpbusd.512", sums[row], weights, inputs
+                        )
             narrow = ir.VectorType(INT8, 2 * LANES)
             stored = self.load(self.add(block, 8 * BYTES + half * BYTES // 2), narrow)
             pairs = builder.sext(stored, ir.VectorType(INT16, 2 * LANES))
@@ -201,24 +226,19 @@ def tile_product(bits: int) -> Any:
     Its arguments: the number of rows, and the places, those of `TileWriter.write`: inputs, bytes of
     a row of them, terms, bytes of a row of them, block, number of groups, sums."""
 
-    @intrinsic
-    def product(typing, rows, places):
-        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            if bits not in SUPPORTED:  # no weights of these bits are packed then
-                return context.get_dummy_value()
-            end = builder.append_basic_block("end")
-            cases = [builder.append_basic_block(f"rows_{n}") for n in range(1, MAX_TILE + 1)]
-            switch = builder.switch(arguments[0], cases[-1])
-            for number, case in enumerate(cases, 1):
-                switch.add_case(ir.Constant(INT64, number), case)
-                builder.position_at_end(case)
-                values = cgutils.unpack_tuple(builder, arguments[1])
-                TileWriter(builder, number, bits).write(values)
-                builder.branch(end)
-            builder.position_at_end(end)
-            return context.get_dummy_value()
-
-        return types.void(types.intp, types.UniTuple(types.intp, 7)), generate
+    @instructions(types.void, types.intp, types.UniTuple(types.intp, 7))
+    def product(builder: Any, rows: Any, places: Any) -> None:
+        if bits not in SUPPORTED:  # no weights of these bits are packed then
+            return
+        end = builder.append_basic_block("end")
+        cases = [builder.append_basic_block(f"rows_{n}") for n in range(1, MAX_TILE + 1)]
+        switch = builder.switch(rows, cases[-1])
+        for number, case in enumerate(cases, 1):
+            switch.add_case(ir.Constant(INT64, number), case)
+            builder.position_at_end(case)
+            TileWriter(builder, number, bits).write(cgutils.unpack_tuple(builder, places))
+            builder.branch(end)
+        builder.position_at_end(end)
 
     return product
 
@@ -230,25 +250,39 @@ def pointer(typing: Any, address: Any, kind: Any) -> Any:
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         return builder.inttoptr(arguments[0], context.get_value_type(signature.return_type))
 
-    return types.CPointer(kind.dtype)(types.intp, kind), generate
+    element = kind.instance_type if isinstance(kind, types.TypeRef) else kind.dtype
+    return types.CPointer(element)(types.intp, kind), generate
 
 
-def bitcast(source: Any, result: Any) -> Any:
-    """A function of a number that returns the number of type `result` with the same bits."""
-
-    @intrinsic
-    def cast(typing: Any, bits: Any) -> Any:
-        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            return builder.bitcast(arguments[0], context.get_value_type(result))
-
-        return result(source), generate
-
-    return cast
+@instructions(types.int64, types.intp)
+def add_one(builder: Any, address: Any) -> Any:
+    """Add one to the number at an address, at which other threads add too."""
+    place = builder.inttoptr(address, INT64.as_pointer())
+    return builder.atomic_rmw("add", place, ir.Constant(INT64, 1), "seq_cst")
 
 
-float64_of = bitcast(types.int64, types.float64)
-float32_of = bitcast(types.int32, types.float32)
-bits_of = bitcast(types.float32, types.int32)
+@instructions(types.int64, types.intp)
+def number_at(builder: Any, address: Any) -> Any:
+    """The number at an address, at which other threads write."""
+    return builder.load_atomic(builder.inttoptr(address, INT64.as_pointer()), "acquire", 8)
+
+
+give_way = types.ExternalFunction("sched_yield", types.int32())
+
+
+@instructions(types.float64, types.int64)
+def float64_of(builder: Any, bits: Any) -> Any:
+    return builder.bitcast(bits, ir.DoubleType())
+
+
+@instructions(types.float32, types.int32)
+def float32_of(builder: Any, bits: Any) -> Any:
+    return builder.bitcast(bits, ir.FloatType())
+
+
+@instructions(types.int32, types.float32)
+def bits_of(builder: Any, number: Any) -> Any:
+    return builder.bitcast(number, INT32)
 
 
 eight_bit_tile = tile_product(8)
@@ -257,41 +291,25 @@ half_tile = tile_product(16)
 float_tile = tile_product(32)
 
 
-def call_llvm(builder: Any, name: str, result: Any, value: Any) -> Any:
-    """A call of one of LLVM's own functions; without numbers that are not numbers."""
-    kind = ir.FunctionType(result, (value.type,))
-    function = cgutils.get_or_insert_function(builder.module, kind, f"llvm.{name}")
-    return builder.call(function, (value,), fastmath=("nnan",) if "fmax" in name else ())
-
-
-@intrinsic
-def largest_of_half(typing: Any, numbers: Any) -> Any:
+@instructions(types.float64, types.intp)
+def largest_of_half(builder: Any, numbers: Any) -> Any:
     """The largest absolute value of GROUP / 2 float64 numbers at an address."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        x_h = builder.load(builder.inttoptr(arguments[0], HALF.as_pointer()), align=8)
-        sizes_h = call_llvm(builder, f"fabs.v{HALF.count}f64", HALF, x_h)
-        return call_llvm(builder, f"vector.reduce.fmax.v{HALF.count}f64", HALF.element, sizes_h)
-
-    return types.float64(types.intp), generate
+    x_h = builder.load(builder.inttoptr(numbers, HALF.as_pointer()), align=8)
+    sizes_h = call(builder, f"fabs.v{HALF.count}f64", x_h)
+    return call(builder, f"vector.reduce.fmax.v{HALF.count}f64", sizes_h, result=HALF.element)
 
 
-@intrinsic
-def quantise_half(typing: Any, numbers: Any, inverse: Any, codes: Any) -> Any:
+@instructions(types.int32, types.intp, types.float64, types.intp)
+def quantise_half(builder: Any, numbers: Any, inverse: Any, codes: Any) -> Any:
     """Write the int8 codes of GROUP / 2 float64 numbers to an address; returns their sum."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        x_h = builder.load(builder.inttoptr(arguments[0], HALF.as_pointer()), align=8)
-        undefined = ir.Constant(HALF, ir.Undefined)
-        lane = builder.insert_element(undefined, arguments[1], ir.Constant(INT32, 0))
-        zeros = ir.Constant(ir.VectorType(INT32, HALF.count), [0] * HALF.count)
-        x_h = builder.fmul(x_h, builder.shuffle_vector(lane, undefined, zeros))
-        x_h = builder.fadd(x_h, ir.Constant(HALF, [UP_FROM] * HALF.count))
-        x_h = call_llvm(builder, f"floor.v{HALF.count}f64", HALF, x_h)
-        codes_h = builder.fptosi(x_h, zeros.type)
-        narrow = ir.VectorType(INT8, HALF.count)
-        place = builder.inttoptr(arguments[2], narrow.as_pointer())
-        builder.store(builder.trunc(codes_h, narrow), place, align=1)
-        return call_llvm(builder, f"vector.reduce.add.v{HALF.count}i32", INT32, codes_h)
-
-    return types.int32(types.intp, types.float64, types.intp), generate
+    x_h = builder.load(builder.inttoptr(numbers, HALF.as_pointer()), align=8)
+    undefined = ir.Constant(HALF, ir.Undefined)
+    lane = builder.insert_element(undefined, inverse, ir.Constant(INT32, 0))
+    zeros = ir.Constant(ir.VectorType(INT32, HALF.count), [0] * HALF.count)
+    x_h = builder.fmul(x_h, builder.shuffle_vector(lane, undefined, zeros))
+    x_h = builder.fadd(x_h, ir.Constant(HALF, [UP_FROM] * HALF.count))
+    codes_h = builder.fptosi(call(builder, f"floor.v{HALF.count}f64", x_h), zeros.type)
+    narrow = ir.VectorType(INT8, HALF.count)
+    place = builder.inttoptr(codes, narrow.as_pointer())
+    builder.store(builder.trunc(codes_h, narrow), place, align=1)
+    return call(builder, f"vector.reduce.add.v{HALF.count}i32", codes_h, result=INT32)

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from ...ops.attention.backends import AttentionPlan
 from ...ops.kv.pool import KVCache
 from ..layers import DecoderLayer, PoolModel, RMSNorm, wide_logits
-from ..linear import Linear, Product
+from ..linear import Linear
+from ..packed import Product
 from .config import DFlashConfig, Reach
 
 

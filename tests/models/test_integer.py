@@ -1,7 +1,10 @@
 """Products of integers: one model in compiled kernels, in torch and in transformers, bit by bit."""
 
+from ctypes import c_int64
 from pathlib import Path
+from time import sleep
 
+import numpy as np
 import pytest
 import torch
 from helpers.tiny import write_tiny_target
@@ -12,13 +15,9 @@ from specsot.engine.run.scoring import full_prefill
 from specsot.models.codes import INT4_GROUP, MAX_STEP, Int4, Int8, codes_of, quantised
 from specsot.models.decoder import Decoder
 from specsot.models.integer import IntegerWeight, as_reference
-from specsot.models.linear import (
-    Linear,
-    PackedWeight,
-    compiled_kernels,
-    integer_product,
-)
+from specsot.models.linear import Linear
 from specsot.models.load.weights import load_target
+from specsot.models.packed import PackedWeight, Team, compiled_kernels, integer_product
 
 CPU = torch.device("cpu")
 IDS = list(range(3, 40))
@@ -139,3 +138,37 @@ def test_a_code_is_the_nearest_one(form: type[Int8 | Int4]) -> None:
 def test_tiny_models_run_in_compiled_layers(tmp_path: Path) -> None:
     folder = write_tiny_target(tmp_path / "target")
     assert in_codes(folder, torch.float32).compiled is not None
+
+
+@compiles
+@pytest.mark.parametrize("kind", ["full", "int8", "int4"])
+def test_any_number_of_threads_computes_the_same_bits(kind: str, tmp_path: Path) -> None:
+    folder = write_tiny_target(tmp_path / "target", "qwen3")
+    threads = torch.get_num_threads()
+    found = []
+    try:
+        for count in (1, 2, 3):
+            torch.set_num_threads(count)
+            target = load_target(folder, torch.float32)
+            prepare_(target, kind, CPU, packed=True)
+            assert target.compiled is not None
+            found.append(logits(target, torch.float32))
+    finally:
+        torch.set_num_threads(threads)
+    assert torch.equal(found[0], found[1]) and torch.equal(found[0], found[2])
+
+
+def test_a_team_gives_every_thread_its_cells_and_ends_together() -> None:
+    team = Team(3)
+    seen = []
+
+    def note(arguments: int, cells: int) -> None:
+        seen.append((arguments, list((c_int64 * 3).from_address(cells))[1:]))
+
+    call_1 = np.zeros(1, np.int64)
+    for _ in range(4):
+        team.run(note, call_1)
+    while len(seen) < 12:  # in compiled code the last barrier waits
+        sleep(0.001)
+    assert {arguments for arguments, _ in seen} == {call_1.ctypes.data}
+    assert sorted(cells for _, cells in seen) == sorted([[0, 3], [1, 3], [2, 3]] * 4)

@@ -17,7 +17,7 @@ from specsot.engine.hub import find_model
 from specsot.engine.models import load_models
 from specsot.engine.prepare.job import EMBEDDED, embedded_folder
 from specsot.engine.run.scoring import prefill
-from specsot.models import linear
+from specsot.models import packed
 from specsot.ops.kv.pool import KVCache
 
 ROWS = (1, 2, 4, 8, 16, 32)
@@ -46,7 +46,7 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     if args.torch:
-        linear.SUPPORTED = frozenset()
+        packed.SUPPORTED = frozenset()
     folder = embedded_folder("target") if args.model == EMBEDDED else find_model(args.model)
     target = load_models(folder, None, dtype=args.dtype, weights=args.weights).target
     shape = (target.num_layers, target.kv_heads, target.head_dim)

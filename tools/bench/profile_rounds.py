@@ -18,13 +18,14 @@ from dataclasses import dataclass, field
 from statistics import median
 from time import perf_counter_ns
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from specsot.engine.prepare.inputs import Prompt
 from specsot.engine.run.session import Session, open_session, recorded
-from specsot.models.linear import PackedWeight
+from specsot.models.packed import Team
 from specsot.states.machine import Event, OpRan
 
 MARK, OP = "round ", "op "
@@ -87,30 +88,17 @@ class Shares:
 
 
 @contextmanager
-def compiled_noted(session: Session) -> Iterator[None]:
+def compiled_noted() -> Iterator[None]:
     """Compiled functions are noted by the profiler as torch's kernels are."""
+    run = Team.run
 
-    def noted(name: str, function: Callable[..., None]) -> Callable[..., None]:
-        def call(**arguments: Any) -> None:
-            with record_function(f"specsot::{name}"):
-                function(**arguments)
+    def noted(team: Team, function: Callable[[int, int], None], arguments: Any) -> None:
+        name = "run_layers" if "layers" in arguments.dtype.names else "multiply"
+        with record_function(f"specsot::{name}"):
+            run(team, function, arguments)
 
-        return call
-
-    before = list[tuple[Any, str, Any]]()
-    for model in filter(None, (session.models.target, session.models.drafter)):
-        if (layers := getattr(model, "compiled", None)) is not None:
-            before.append((layers, "_run_layers", layers._run_layers))
-        kernels = {getattr(module, "kernel", None) for module in model.modules()}
-        packed = [one for one in kernels if isinstance(one, PackedWeight)]
-        before += [(one, "_multiply", one._multiply) for one in packed]
-    try:
-        for owner, name, function in before:
-            setattr(owner, name, noted(name, function))
+    with patch.object(Team, "run", noted):
         yield
-    finally:
-        for owner, name, function in before:
-            setattr(owner, name, function)
 
 
 def rounds_of(session: Session, profiled: bool) -> tuple[list[Timed], Any]:
@@ -132,7 +120,7 @@ def rounds_of(session: Session, profiled: bool) -> tuple[list[Timed], Any]:
             run.advance()
         run.sink = sink
         watched = profile(activities=[ProfilerActivity.CPU]) if profiled else nullcontext()
-        with watched, compiled_noted(session) if profiled else nullcontext():
+        with watched, compiled_noted() if profiled else nullcontext():
             began, done = perf_counter_ns(), meter.rounds
             while not run.finished:
                 with record_function(f"{MARK}{len(found)}") if profiled else nullcontext():

@@ -32,7 +32,7 @@ from specsot.models.decoder import Decoder
 from specsot.models.drafters.config import Eagle3Config, default_taps
 from specsot.models.drafters.eagle import Eagle3
 from specsot.models.families import decoder_config
-from specsot.models.linear import PackedWeight
+from specsot.models.packed import PackedWeight
 from specsot.states.text.outline import Outline, Point
 
 QUESTION = "Write about the history of tea. Plan a weekend trip."

@@ -1,0 +1,443 @@
+"""All layers of a model as one compiled function, and the attention in it.
+
+Activations are float64; keys and values are rounded to the numbers of the pool."""
+
+from functools import cache
+from typing import Any
+
+import numpy as np
+import torch
+from numba import carray, cfunc, from_dtype, njit, types
+from numba.extending import overload
+
+from .kernels import (
+    FAST,
+    LANES,
+    NUMBERS,
+    OPTIONS,
+    TEAM_FIELDS,
+    barrier,
+    fields,
+    inputs_at,
+    prepare,
+    product,
+    rounded,
+    share,
+)
+from .tiles import float32_of, float64_of, pointer
+
+MAXIMUM: Any = {**OPTIONS, "fastmath": {"reassoc", "nsz", "nnan"}}  # else a loop of `max` is slow
+MASKED = -1e300  # the score of a key that a query does not see
+BLOCK = 8  # keys that are computed or left out together
+LAYER_FIELDS = 19  # see `CompiledLayers`
+GROUP_FIELDS = 8
+
+# Addresses and sizes; `work`: memory for the rows between products, and for `bytes_of_inputs`.
+RUN_LAYERS = np.dtype(
+    [
+        *fields("x", "rows", "hidden", "mixed", "mixed_width", "layers", "num_layers").descr,
+        *fields("heads", "kv_heads", "head_dim", "inner", "cos", "sin", "slots").descr,
+        *fields("pool", "pool_slots", "groups", "num_groups", "taps", "num_taps").descr,
+        *fields("tapped", "work").descr,
+        ("eps", np.float64),
+    ]
+)
+RUN_TYPE = from_dtype(RUN_LAYERS)
+
+
+@njit(**OPTIONS)
+def exp(x):
+    """e^x to about 1e-16; x at most 0 or a little more, without overflow checks."""
+    x = max(x, -700.0)
+    n = np.floor(x * 1.4426950408889634 + 0.5)
+    r = x - n * 0.693147180369123816490
+    r = r - n * 1.90821492927058770002e-10
+    p = 1.0 / 6227020800.0
+    p = p * r + 1.0 / 479001600.0
+    p = p * r + 1.0 / 39916800.0
+    p = p * r + 1.0 / 3628800.0
+    p = p * r + 1.0 / 362880.0
+    p = p * r + 1.0 / 40320.0
+    p = p * r + 1.0 / 5040.0
+    p = p * r + 1.0 / 720.0
+    p = p * r + 1.0 / 120.0
+    p = p * r + 1.0 / 24.0
+    p = p * r + 1.0 / 6.0
+    p = p * r + 0.5
+    p = p * r + 1.0
+    p = p * r + 1.0
+    return p * float64_of((np.int64(n) + 1023) << 52)
+
+
+@njit(**FAST)
+def normalise(x_H, weight_H, eps, out_H):
+    total = 0.0
+    for i in range(x_H.size):
+        total += x_H[i] * x_H[i]
+    factor = 1.0 / np.sqrt(total / x_H.size + eps)
+    for i in range(x_H.size):
+        out_H[i] = x_H[i] * factor * weight_H[i]
+
+
+@njit(**FAST)
+def rotate(x_d, cos_d, sin_d, out_d):
+    half = x_d.size // 2
+    lower_d, upper_d = x_d[:half], x_d[half:]
+    for i in range(half):
+        out_d[i] = lower_d[i] * cos_d[i] + upper_d[i] * sin_d[i]
+    cos_d, sin_d, out_d = cos_d[half:], sin_d[half:], out_d[half:]
+    for i in range(half):
+        out_d[i] = upper_d[i] * cos_d[i] + lower_d[i] * sin_d[i]
+
+
+def stored(x):
+    """A number of a pool as float64; int16 has the bits of bfloat16."""
+
+
+def to_store(x, like):
+    """A float64 rounded to the numbers of a pool, of which `like` is one."""
+
+
+@overload(stored)
+def _stored(x):
+    if isinstance(x, types.Integer):
+        return lambda x: np.float64(float32_of(np.int32(x) << 16))
+    return lambda x: np.float64(x)
+
+
+@overload(to_store)
+def _to_store(x, like):
+    if not isinstance(like, types.Integer):
+        return lambda x, like: x
+
+    return lambda x, like: rounded(x)
+
+
+@njit(**FAST)
+def widen(x_d, out_d):
+    for i in range(x_d.size):
+        out_d[i] = stored(x_d[i])
+
+
+@njit(**OPTIONS)
+def store(x_d, out_d):
+    for i in range(x_d.size):
+        out_d[i] = to_store(x_d[i], out_d[i])
+
+
+@njit(**FAST)
+def add_product(a_4K, b_KN, inner, columns, out_4N):
+    """Add the product of two matrices over a range of K, of a multiple of four numbers, to the
+    columns of a range. Rows are sliced: numba would test each index of a range for its sign."""
+    first, last = columns
+    out0_N, out1_N = out_4N[0, first:last], out_4N[1, first:last]
+    out2_N, out3_N = out_4N[2, first:last], out_4N[3, first:last]
+    a_K, b_K, c_K, d_K = a_4K[0], a_4K[1], a_4K[2], a_4K[3]
+    for k in range(inner[0], inner[1], 4):
+        w_N, x_N = b_KN[k, first:last], b_KN[k + 1, first:last]
+        y_N, z_N = b_KN[k + 2, first:last], b_KN[k + 3, first:last]
+        a0, a1, a2, a3 = a_K[k], a_K[k + 1], a_K[k + 2], a_K[k + 3]
+        b0, b1, b2, b3 = b_K[k], b_K[k + 1], b_K[k + 2], b_K[k + 3]
+        c0, c1, c2, c3 = c_K[k], c_K[k + 1], c_K[k + 2], c_K[k + 3]
+        d0, d1, d2, d3 = d_K[k], d_K[k + 1], d_K[k + 2], d_K[k + 3]
+        for n in range(out0_N.size):
+            w, x, y, z = w_N[n], x_N[n], y_N[n], z_N[n]
+            out0_N[n] += a0 * w + a1 * x + a2 * y + a3 * z
+            out1_N[n] += b0 * w + b1 * x + b2 * y + b3 * z
+            out2_N[n] += c0 * w + c1 * x + c2 * y + c3 * z
+            out3_N[n] += d0 * w + d1 * x + d2 * y + d3 * z
+
+
+@njit(**OPTIONS)
+def clear(out_4N, columns):
+    for row in range(4):
+        out_N = out_4N[row, columns[0] : columns[1]]
+        for n in range(out_N.size):
+            out_N[n] = 0.0
+
+
+@njit(**MAXIMUM)
+def largest_of(scores_K, largest):
+    for k in range(scores_K.size):
+        largest = max(largest, scores_K[k])
+    return largest
+
+
+@njit(**FAST)
+def exponentials(scores_K, factor, largest):
+    """Replace scores by e^(factor * (score - largest)), masked ones by 0; returns their sum."""
+    total = 0.0
+    for k in range(scores_K.size):
+        e = exp(factor * (scores_K[k] - largest))
+        scores_K[k] = e if scores_K[k] > MASKED else 0.0
+        total += scores_K[k]
+    return total
+
+
+@njit(**OPTIONS)
+def hide(scores_K, mask_K):
+    for k in range(mask_K.size):
+        scores_K[k] = scores_K[k] if mask_K[k] else MASKED
+    scores_K[mask_K.size :] = MASKED
+
+
+@njit(**OPTIONS)
+def visible(mask_qK, queries, low_B, high_B):
+    """For each block of keys the range of queries among which are all that see one of them."""
+    for block in range(low_B.size):
+        low = queries
+        high = 0
+        for q in range(queries):
+            for k in range(BLOCK * block, min(BLOCK * (block + 1), mask_qK.shape[1])):
+                if mask_qK[q, k]:
+                    low = min(low, q)
+                    high = q + 1
+        low_B[block] = low
+        high_B[block] = high
+
+
+@njit(**OPTIONS)
+def ranges_of(low_B, high_B, first, last, ranges_B2):
+    """The ranges of keys whose blocks one of the queries from first to last sees; how many."""
+    count = 0
+    for block in range(low_B.size):
+        if low_B[block] <= last and high_B[block] > first:
+            if count and ranges_B2[count - 1, 1] == block * BLOCK:
+                count -= 1
+            else:
+                ranges_B2[count, 0] = block * BLOCK
+            ranges_B2[count, 1] = (block + 1) * BLOCK
+            count += 1
+    return count
+
+
+@njit(**OPTIONS)
+def attend(q_Nhd, keys_gSd, values_gSd, groups_X, out_NI, team):
+    """Attention of rows over slots of a layer of the pool; groups_X: see `CompiledLayers`. The
+    query heads that share a key head are computed together, four at a time, over the blocks of keys
+    that one of them sees; K and d are rounded up with zeros. A thread has a range of such fours."""
+    kv_heads, _, dim = keys_gSd.shape
+    folded = q_Nhd.shape[1] // kv_heads
+    factor = 1.0 / np.sqrt(np.float64(dim))
+    depth = up(dim, 4)
+    q_4d = np.zeros((4, depth))
+    out_4d = np.empty((4, dim))
+    total_4 = np.empty(4)
+    for x in range(len(groups_X)):
+        rows_at, sequences, queries, count, slots_at, first, stride, mask_at = groups_X[x]
+        mask_GqK = carray(pointer(mask_at, types.uint8), (sequences, queries, count))
+        rows_Gq = carray(pointer(rows_at, types.int64), (sequences, queries))
+        slots_GK = carray(pointer(slots_at, types.int64), (sequences, count))
+        length = up(count, BLOCK)
+        low_B = np.empty(length // BLOCK, np.int64)
+        high_B = np.empty(length // BLOCK, np.int64)
+        ranges_B2 = np.empty((length // BLOCK, 2), np.int64)
+        keys_dK = np.zeros((depth, length))
+        values_Kd = np.zeros((length, dim))
+        scores_4K = np.zeros((4, length))
+        fours = (queries * folded + 3) // 4
+        begin, end = share(sequences * kv_heads * fours, team)
+        seen = -1
+        size = 0
+        for pair in range(begin // fours, (end + fours - 1) // fours):
+            s, h = divmod(pair, kv_heads)
+            if s != seen:
+                own = queries  # a shorter sequence repeats its last row
+                while rows_at and own > 1 and rows_Gq[s, own - 1] == rows_Gq[s, own - 2]:
+                    own -= 1
+                visible(mask_GqK[s], own, low_B, high_B)
+                size = own * folded
+                seen = s
+            start = 4 * max(begin - pair * fours, 0)
+            stop = min(4 * (end - pair * fours), size)
+            if start >= stop:
+                continue
+            for k in range(count):
+                slot = slots_GK[s, k] if slots_at else first + s * stride + k
+                widen(keys_gSd[h, slot], keys_dK[:dim, k])
+                widen(values_gSd[h, slot], values_Kd[k])
+            for r in range(start, stop, 4):
+                some = min(4, stop - r)
+                for i in range(4):
+                    q = min(r + i, size - 1) // folded
+                    row = rows_Gq[s, q] if rows_at else s * queries + q
+                    own_d = q_Nhd[row, h * folded + (r + i) % folded]
+                    for d in range(dim):
+                        q_4d[i, d] = own_d[d]
+                last = (r + some - 1) // folded
+                ranges = ranges_of(low_B, high_B, r // folded, last=last, ranges_B2=ranges_B2)
+                for place in range(ranges):
+                    keys = (ranges_B2[place, 0], ranges_B2[place, 1])
+                    clear(scores_4K, keys)
+                    add_product(q_4d, keys_dK, (0, depth), columns=keys, out_4N=scores_4K)
+                for i in range(some):
+                    mask_K = mask_GqK[s, (r + i) // folded]
+                    largest = MASKED
+                    for place in range(ranges):
+                        keys_from = ranges_B2[place, 0]
+                        keys_to = ranges_B2[place, 1]
+                        hide(scores_4K[i, keys_from:keys_to], mask_K[keys_from:keys_to])
+                        largest = largest_of(scores_4K[i, keys_from:keys_to], largest)
+                    total_4[i] = 0.0
+                    for place in range(ranges):
+                        keys_from = ranges_B2[place, 0]
+                        keys_to = ranges_B2[place, 1]
+                        scores_K = scores_4K[i, keys_from:keys_to]
+                        total_4[i] += exponentials(scores_K, factor, largest)
+                clear(out_4d, (0, dim))
+                for place in range(ranges):
+                    keys = (ranges_B2[place, 0], ranges_B2[place, 1])
+                    add_product(scores_4K, values_Kd, keys, columns=(0, dim), out_4N=out_4d)
+                for i in range(some):
+                    q = (r + i) // folded
+                    row = rows_Gq[s, q] if rows_at else s * queries + q
+                    at = (h * folded + (r + i) % folded) * dim
+                    part = 1.0 / total_4[i] if total_4[i] > 0.0 else 0.0
+                    for d in range(dim):
+                        out_NI[row, at + d] = out_4d[i, d] * part
+
+
+@njit(**OPTIONS)
+def doubles(address, shape):
+    return carray(pointer(address, types.float64), shape)
+
+
+@njit(**OPTIONS)
+def up(count, step):
+    """The next multiple of a step."""
+    return (count + step - 1) // step * step
+
+
+@njit(**FAST)
+def gate(gate_I, up_I):
+    """silu(gate) * up, in place of the gate."""
+    for i in range(gate_I.size):
+        x = gate_I[i]
+        e = exp(-abs(x))
+        sigmoid = (1.0 if x >= 0.0 else e) / (1.0 + e)
+        gate_I[i] = x * sigmoid * up_I[i]
+
+
+@njit(**OPTIONS)
+def linear(inputs, weight, out_NO, add, team):
+    """weight: addresses of blocks and scales, bits of a code, address of a bias (0: none)."""
+    rows, outputs = out_NO.shape
+    product(
+        inputs=inputs,
+        blocks=weight[0],
+        scale_O=carray(pointer(weight[1], types.float32), (outputs,)),
+        bits=weight[2],
+        out_NO=out_NO,
+        add=add,
+        team=team,
+    )
+    if weight[3]:
+        bias_O = carray(pointer(weight[3], types.float64), (outputs,))
+        first, last = share((outputs + LANES - 1) // LANES, team)
+        for n in range(rows):
+            for o in range(first * LANES, min(last * LANES, outputs)):
+                out_NO[n, o] += bias_O[o]
+
+
+@njit(**OPTIONS)
+def run_layers(call, team, kv_LtgSd):
+    """The rows of x through all layers, in place: `call` has the fields of RUN_LAYERS. A thread
+    computes its share of the rows, of a product's outputs, of the heads, or of the attention."""
+    rows = call.rows
+    hidden = call.hidden
+    heads = call.heads
+    kv_heads = call.kv_heads
+    dim = call.head_dim
+    inner = call.inner
+    width = heads * dim
+    kv_width = kv_heads * dim
+    x_NH = doubles(call.x, (rows, hidden))
+    mixed_NW = doubles(call.mixed, (rows, call.mixed_width))
+    layers_LA = carray(pointer(call.layers, types.int64), (call.num_layers, LAYER_FIELDS))
+    cos_Nd = doubles(call.cos, (rows, dim))
+    sin_Nd = doubles(call.sin, (rows, dim))
+    slots_N = carray(pointer(call.slots, types.int64), (rows,))
+    groups_X = carray(pointer(call.groups, types.int64), (call.num_groups, GROUP_FIELDS))
+    taps_T = carray(pointer(call.taps, types.int64), (call.num_taps,))
+    tapped_TNH = doubles(call.tapped, (call.num_taps, rows, hidden))
+    qkv_NI = doubles(call.work, (rows, width + 2 * kv_width))
+    q_Nhd = doubles(call.work + 8 * qkv_NI.size, (rows, heads, dim))
+    out_NI = doubles(q_Nhd.ctypes.data + 8 * q_Nhd.size, (rows, width))
+    both_NI = doubles(out_NI.ctypes.data + 8 * out_NI.size, (rows, 2 * inner))
+    work = both_NI.ctypes.data + 8 * both_NI.size
+    bits = layers_LA[0, 3]
+    turned_d = np.empty(dim)
+    normed_H = np.empty(hidden)
+    first, last = share(rows, team)
+    out_NI[first:last] = 0.0  # a row that sees nothing has zeros
+    for layer in range(call.num_layers):
+        for t in range(taps_T.size):
+            if taps_T[t] == layer:
+                tapped_TNH[t, first:last] = x_NH[first:last]
+        own = layers_LA[layer]
+        inputs = inputs_at(work, rows, hidden if own[0] else call.mixed_width, bits)
+        for n in range(first, last):
+            if own[0]:
+                normalise(x_NH[n], doubles(own[0], (hidden,)), call.eps, normed_H)
+                prepare(normed_H, bits, inputs, n)
+            else:
+                prepare(mixed_NW[n], bits, inputs, n)
+        barrier(team)
+        linear(inputs, own[1:5], qkv_NI, add=False, team=team)
+        barrier(team)
+        keys_gSd = kv_LtgSd[layer, 0]
+        values_gSd = kv_LtgSd[layer, 1]
+        begin, end = share(rows * (heads + kv_heads), team)
+        for place in range(begin, end):
+            n, h = divmod(place, heads + kv_heads)
+            head_d = qkv_NI[n, h * dim : (h + 1) * dim]
+            if own[5]:
+                which = 8 * dim if h >= heads else 0
+                normalise(head_d, doubles(own[5] + which, (dim,)), call.eps, head_d)
+            if h < heads:
+                rotate(head_d, cos_Nd[n], sin_Nd[n], q_Nhd[n, h])
+            else:
+                slot = slots_N[n]
+                rotate(head_d, cos_Nd[n], sin_Nd[n], turned_d)
+                store(turned_d, keys_gSd[h - heads, slot])
+                at = h * dim + kv_width
+                store(qkv_NI[n, at : at + dim], values_gSd[h - heads, slot])
+        barrier(team)
+        attend(q_Nhd, keys_gSd, values_gSd, groups_X=groups_X, out_NI=out_NI, team=team)
+        barrier(team)
+        inputs = inputs_at(work, rows, width, bits)
+        for n in range(first, last):
+            prepare(out_NI[n], bits, inputs, n)
+        barrier(team)
+        linear(inputs, own[6:10], x_NH, add=True, team=team)
+        barrier(team)
+        inputs = inputs_at(work, rows, hidden, bits)
+        for n in range(first, last):
+            normalise(x_NH[n], doubles(own[10], (hidden,)), call.eps, normed_H)
+            prepare(normed_H, bits, inputs, n)
+        barrier(team)
+        linear(inputs, own[11:15], both_NI, add=False, team=team)
+        barrier(team)
+        inputs = inputs_at(work, rows, inner, bits)
+        for n in range(first, last):
+            gate(both_NI[n, :inner], both_NI[n, inner:])
+            prepare(both_NI[n, :inner], bits, inputs, n)
+        barrier(team)
+        linear(inputs, own[15:19], x_NH, add=True, team=team)
+        barrier(team)
+
+
+@cache
+def layers_of(dtype: torch.dtype) -> Any:
+    """`run_layers` with pools of numbers of a type, as a function of two addresses: RUN_LAYERS, and
+    the team."""
+    numbers = NUMBERS[dtype]
+
+    @cfunc(types.void(types.intp, types.intp), error_model="numpy", cache=True)
+    def run(at, team_at):
+        call = carray(pointer(at, RUN_TYPE), (1,))[0]
+        team = carray(pointer(team_at, types.int64), (TEAM_FIELDS,))
+        shape = (call.num_layers, 2, call.kv_heads, call.pool_slots, call.head_dim)
+        run_layers(call, team, carray(pointer(call.pool, numbers), shape))
+
+    return run.ctypes

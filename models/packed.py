@@ -1,0 +1,127 @@
+"""Weights that the compiled kernels multiply, and the threads that do it."""
+
+import os
+from collections.abc import Callable
+from functools import cache
+from importlib.util import find_spec
+from queue import SimpleQueue
+from threading import Lock, Thread
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .codes import SUPPORTED, Int4, Int8
+from .integer import IntegerWeight
+
+Work = tuple[Callable[[int, int], None], int, int]
+
+
+class Team:
+    """The calling thread and others, which wait for work in Python and for each other in compiled
+    code. A function takes two addresses: its arguments, and the cells of its thread: address of the
+    team's counter, number of the thread, number of threads, and barriers passed. It ends with a
+    barrier, after which no thread uses its arguments."""
+
+    def __init__(self, threads: int) -> None:
+        self._counter_1 = np.zeros(8, np.int64)  # a cache line of its own
+        self._cells_T8 = np.zeros((threads, 8), np.int64)
+        self._cells_T8[:, 0] = self._counter_1.ctypes.data
+        self._cells_T8[:, 1] = range(threads)
+        self._cells_T8[:, 2] = threads
+        self._own = int(self._cells_T8.ctypes.data)
+        self._lock = Lock()
+        self._others: list[tuple[SimpleQueue[Work], int]] = []
+        for thread in range(1, threads):
+            queue = SimpleQueue[Work]()
+            self._others.append((queue, self._own + thread * 64))
+            Thread(target=self._serve, args=(queue,), daemon=True).start()
+
+    @staticmethod
+    def _serve(queue: "SimpleQueue[Work]") -> None:
+        while True:
+            function, arguments, cells = queue.get()
+            function(arguments, cells)
+
+    def run(self, function: Callable[[int, int], None], arguments: Any) -> None:
+        """arguments: one row of numpy, with fields."""
+        address = int(arguments.ctypes.data)
+        with self._lock:
+            for queue, cells in self._others:
+                queue.put((function, address, cells))
+            function(address, self._own)
+
+
+@cache
+def team_of(threads: int) -> Team:
+    """Of this process: one for each number of threads, however many models there are."""
+    return Team(threads)
+
+
+@cache
+def compiled_kernels(bits: int) -> Any:
+    """The module `kernels`; None without numba, or without the instructions for these weights."""
+    if bits not in SUPPORTED or find_spec("numba") is None:
+        return None
+    # numba would colour its messages, for which it resets the terminal when Python ends.
+    os.environ.setdefault("NUMBA_DISABLE_ERROR_MESSAGE_HIGHLIGHTING", "1")
+    from . import kernels
+
+    return kernels
+
+
+class PackedWeight:
+    """Weights as `kernels` multiplies them: codes, or float32 or bfloat16 [O, I]; their product."""
+
+    def __init__(self, weight: Int8 | Int4 | Tensor, bits: int) -> None:
+        self._kernels = compiled_kernels(bits)
+        self._team = team_of(torch.get_num_threads())
+        if isinstance(weight, Tensor):
+            depth = weight.shape[1]
+            numbers = weight if bits == 32 else weight.view(torch.int16)
+            self.scale_O = np.ones(len(weight), np.float32)
+            self.blocks = self._kernels.packed(bits, numbers.numpy())
+        else:
+            depth = weight.codes_OI.shape[1]
+            arrays = [tensor.numpy() for tensor in weight if isinstance(tensor, Tensor)]
+            self.scale_O = weight.scale_O.numpy().copy()
+            self.blocks = self._kernels.packed(bits, *arrays)
+        # What `layer_kernels.linear` takes: addresses of blocks and scales, and a weight's bits.
+        self.fields = [self.blocks.ctypes.data, self.scale_O.ctypes.data, bits]
+        self.row_bytes = int(self._kernels.bytes_of_inputs(depth, bits))  # of memory for a product
+
+    def product(
+        self, x_NI: Tensor, added: Tensor | None = None, dtype: torch.dtype = torch.float64
+    ) -> Tensor:
+        """[N, I] -> [N, O] in float64 or float32, plus a residual [N, O] or a bias [O]."""
+        rows, depth = x_NI.shape
+        shape = (rows, self.scale_O.size)
+        if added is None:
+            out_NO = torch.empty(shape, dtype=dtype)
+        else:
+            out_NO = added.to(dtype).expand(shape).clone()
+        x_NI = x_NI.double().contiguous()
+        work = torch.empty(rows * self.row_bytes, dtype=torch.uint8)
+        adds = int(added is not None)
+        sizes = (rows, depth, self.scale_O.size)
+        places = (x_NI.data_ptr(), out_NO.data_ptr(), work.data_ptr())
+        call = np.array([(*self.fields, *sizes, *places, adds)], self._kernels.MULTIPLY)
+        self._team.run(self._kernels.multiply_of(dtype), call)
+        return out_NO
+
+
+Product = IntegerWeight | PackedWeight
+
+
+def integer_product(codes: Int8 | Int4) -> Product:
+    """By the compiled kernels where there are any."""
+    bits = 8 if isinstance(codes, Int8) else 4
+    packs = codes.scale_O.is_cpu and compiled_kernels(bits) is not None
+    return PackedWeight(codes, bits) if packs else IntegerWeight(codes)
+
+
+def can_compile(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether the kernels multiply plain weights of this dtype here."""
+    floats = dtype in (torch.float32, torch.bfloat16) and device.type == "cpu"
+    return floats and compiled_kernels(8 * dtype.itemsize) is not None
