@@ -63,7 +63,11 @@ def job_values(job: Job, block: ClusterBlock, number: int, part: int) -> dict[st
     which gets a device by it. part: of the weights, of `parts_of`."""
     names = [name for name in SESSION if name not in ("outline", "sets")]
     options = {name: asdict(job.options)[name] for name in names} | block.device_of(number)
-    options |= {"skip_scan": job.options.skip_scan, "profile": None, "graph": job.options.graph}
+    options |= {
+        "no_nan_check": job.options.no_nan_check,
+        "profile": None,
+        "graph": job.options.graph,
+    }
     return {
         "graph": graph_yaml(job.program.graph),
         "options": options,
