@@ -255,9 +255,7 @@ def find_model(ref: str, dtype: str = "float32") -> Path:
     try:
         folder = resolve(ref)
     except ModelError as error:
-        if close := hint(ref, KNOWN):
-            raise ModelError(ref, f"{error.reason}{close}") from None
-        raise
+        raise ModelError(ref, f"{error.reason}{hint(ref, KNOWN)}") from None
     if not list(folder.glob("*.safetensors")):
         raise ModelError(ref, f"has no safetensors on the Hub: specsot models convert {ref}")
     return folder

@@ -144,13 +144,12 @@ def block_loss(
     taps_BSF: Tensor,
     blocks: Blocks,
     *,
-    gamma: float | None = None,
     distillation: float = 0.0,
     teacher_BSH: Tensor | None = None,
 ) -> BlockLoss:
-    """The loss of one step. gamma: row k has weight exp(-(k - 1) / gamma); infinity: no decay,
-    None: `decay_of`. distillation: share of the target's distribution in a row's label, from the
-    inputs of its head (teacher_BSH); the rest is the token itself, as in the paper."""
+    """The loss of one step; row k has weight exp(-(k - 1) / `decay_of`). distillation: share of the
+    target's distribution in a row's label, from the inputs of its head (teacher_BSH); the rest is
+    the token itself, as in the paper."""
     # Only counted rows: the head is the largest product.
     rows = blocks.counted().flatten().nonzero().flatten()
     labels_R = blocks.at(blocks.batch.ids).flatten()[rows]
@@ -166,8 +165,7 @@ def block_loss(
             teacher_RV = wide_logits(before_RH.to(head_VH.dtype), head_VH).softmax(-1)
         soft_R = F.cross_entropy(logits_RV, teacher_RV, reduction="none")
         losses_R = torch.lerp(losses_R, soft_R, distillation)
-    gamma = decay_of(blocks.size) if gamma is None else gamma
-    decay_R = torch.exp(-(rows % blocks.size - 1) / gamma)
+    decay_R = torch.exp(-(rows % blocks.size - 1) / decay_of(blocks.size))
     weight = decay_R.sum()
     right = (logits_RV.argmax(-1) == labels_R).sum()
     # Fixed blocks may count nothing.

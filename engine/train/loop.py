@@ -31,7 +31,7 @@ from ...models.layers import PoolModel
 from ...models.load.chat_format import SETTINGS, TEMPLATE
 from ...models.load.tokenizer import VOCABULARIES
 from ..errors import UsageError, first_line
-from ..shell import measuring
+from ..shell import working
 from .data import Packer, TrainingBatch
 from .dataset import Dataset, DatasetBuilder, HeldOutPrompt, held_out_tau
 from .settings import MINUTES, DrafterTraining
@@ -206,8 +206,6 @@ def train_drafter(kind: type[Trainer], settings: DrafterTraining, source: Datase
     teacher = load_teacher(settings)
     dataset = source(settings, teacher)
     trainer = kind.create(settings, teacher, dataset)
-    if settings.keep_features and dataset.distinct is None:
-        raise UsageError("--keep-features: these texts have no end")
     progress = _restore(trainer, dataset)
     log_file = settings.run_folder / "log.jsonl"
     if log_file.exists():  # later steps will be repeated
@@ -303,7 +301,7 @@ def _restore(trainer: Trainer, dataset: Dataset) -> Progress:
 def training_log(path: Path, title: str) -> Iterator[Callable[..., None]]:
     """Yields report(done, standing="", **values), which appends to a log and shows a line."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a", encoding="utf-8") as file, measuring(title) as show:
+    with path.open("a", encoding="utf-8") as file, working(title, bar=True) as show:
 
         def report(done: float, standing: str = "", **values: float) -> None:
             file.write(json.dumps({"done": round(done, 5), **values}) + "\n")

@@ -10,15 +10,7 @@ from torch import Tensor, nn
 
 from ...ops.attention.backends import AttentionPlan
 from ...ops.kv.pool import KVCache
-from ..layers import (
-    DecoderLayer,
-    Of,
-    PoolModel,
-    RMSNorm,
-    itself,
-    rms_norm,
-    wide_logits,
-)
+from ..layers import DecoderLayer, Of, PoolModel, RMSNorm, itself, rms_norm, wide_logits
 from ..linear import Linear
 from .config import Eagle3Config, EagleConfig
 
