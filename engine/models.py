@@ -123,8 +123,7 @@ def run_pools(
     program: Program, models: Models, outline_drafter: Any
 ) -> tuple[KVCache, KVCache | None, KVCache | None, tuple[KVCache, ...]]:
     """The pools of the target, the drafter and the drafter of outlines; under ``batching`` one more
-    row for each, for prefixes that stay for later requests. Raises GraphError if they take more
-    memory than is free."""
+    row for each, for prefixes that stay for later requests. GraphError: memory is too small."""
     graph = program.graph
     layout = graph.layout
     batches = layout.kind == "batching"

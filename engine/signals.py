@@ -16,8 +16,6 @@ NAMES = {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated"}
 CURSOR = b"\x1b[?25h\r\x1b[K"  # shows it, in an empty line
 SCREEN = b"\x1b[?1049l"  # the normal one
 
-Handler = Callable[[int, FrameType | None], Any]
-
 
 def end_at_once() -> None:
     """From now on signals end the process; ignored signals (nohup) stay ignored."""
@@ -49,7 +47,7 @@ def let_close() -> None:
 
 
 @contextmanager
-def handling(handler: Handler, *numbers: int) -> Iterator[None]:
+def handling(handler: Callable[[int, FrameType | None], Any], *numbers: int) -> Iterator[None]:
     """Call this handler in the block, if these signals are not ignored; only in the main thread."""
     main = threading.current_thread() is threading.main_thread()
     with ExitStack() as stack:

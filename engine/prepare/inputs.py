@@ -172,22 +172,21 @@ def _prompt(value: Mapping[str, Any], number: int) -> Prompt:
         raise UsageError("'id' must be a text or a number")
     if len(str(key)) > MAX_ID or not str(key).isprintable():
         raise UsageError(f"'id' must be at most {MAX_ID} printable characters")
-    for name, least in (("seed", 0), ("max_new_tokens", 1)):
-        count = value.get(name)
+    seed = value.get("seed")
+    budget = value.get("max_new_tokens")
+    for name, count, least in (("seed", seed, 0), ("max_new_tokens", budget, 1)):
         is_number = isinstance(count, int) and not isinstance(count, bool)
         if count is not None and not (is_number and least <= count < 1 << 63):
             raise UsageError(f"{name!r} must be a whole number from {least} on")
     documents = value.get("documents")
     if documents is not None and not isinstance(documents, list):
         raise UsageError("'documents' must be a list")
-    return Prompt(
-        key=str(key),
-        text=text,
-        seed=value.get("seed"),
-        max_new_tokens=value.get("max_new_tokens"),
-        documents=tuple(_numbered_documents(documents or ())),
-        cache_salt=salt,
-    )
+    _check_number(documents or ())
+    own = []
+    for n, document in enumerate(documents or (), 1):
+        with _at(f"document {n}"):
+            own.append(_document(document, n))
+    return Prompt(str(key), text, seed, budget, documents=tuple(own), cache_salt=salt)
 
 
 @contextmanager
@@ -227,13 +226,6 @@ def _documents(file: Path) -> Iterator[Document]:
         value = _json_value(line, place)
         with _at(place):
             yield _document(value, at)
-
-
-def _numbered_documents(values: Sequence[Any]) -> Iterator[Document]:
-    _check_number(values)
-    for number, value in enumerate(values, 1):
-        with _at(f"document {number}"):
-            yield _document(value, number)
 
 
 def _check_number(documents: Sequence[Any]) -> None:

@@ -173,10 +173,6 @@ class ServeOptions:
     metrics_compat: str | None = option(None, "Metrics under vLLM's names too.", metavar="vllm")
     runs_dir: Path = _option(Path("runs"), "Where run folders are.")
 
-    @property
-    def loopback(self) -> bool:
-        return self.host in LOOPBACK
-
     def check(self) -> None:
         """Raise UsageError for a wrong value, or if other machines could connect without a key."""
         if self.metrics_compat not in (None, "vllm"):
@@ -184,7 +180,7 @@ class ServeOptions:
         for origin in self.cors or ():
             if not ORIGIN.fullmatch(origin):
                 raise UsageError(f"--cors {origin}: must be https://HOST, http://HOST:PORT or *")
-        if not (self.loopback or self.keys or self.insecure):
+        if not (self.host in LOOPBACK or self.keys or self.insecure):
             reason = "others could reach the server; give --api-key, or --insecure"
             raise UsageError(f"--host {self.host}: {reason}")
 

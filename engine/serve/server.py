@@ -129,7 +129,7 @@ class AdmissionMiddleware:
             raise ApiError(431, "too many headers, or too long ones")
         host = request.headers.get("host", "").rpartition("@")[2]
         name = re.sub(r":\d+$", "", host).lower()
-        if self.options.loopback and name not in LOOPBACK:
+        if self.options.host in LOOPBACK and name not in LOOPBACK:
             raise ApiError(403, "this server is not called so", code="host_not_allowed")
         path = request.scope["path"]
         if self.options.keys and path not in PUBLIC_PATHS and not path.startswith(PUBLIC_PREFIX):

@@ -119,8 +119,7 @@ Part = tuple[int, list[int], bool]
 
 class ChatCoder:
     """Conversations as ids, in the target's own chat format; ModelError if it has none. Text of the
-    format and of the turns is encoded separately, as in a run, so no turn becomes a control token.
-    """
+    format and of the turns is encoded separately, as in a run: no turn becomes a control token."""
 
     def __init__(self, folder: Path, tokenizer: Any, stops: Sequence[int]) -> None:
         if not tokenizer.chat_template:

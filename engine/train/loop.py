@@ -1,8 +1,7 @@
 """The training loop of all drafters: steps, optimizers, the log, checkpoints, an exact resume.
 
 A step depends on the samples, the seed and the number of the step; on the time only if a limit in
-minutes ends the training. So an interrupted and resumed training takes the same steps as another.
-"""
+minutes ends the training. So an interrupted and resumed training takes the same steps."""
 
 import json
 import math
@@ -31,11 +30,12 @@ from ...models.layers import PoolModel
 from ...models.load.chat_format import SETTINGS, TEMPLATE
 from ...models.load.tokenizer import VOCABULARIES
 from ..errors import UsageError, first_line
+from ..prepare.job import model_folder, set_up_torch
 from ..shell import working
 from .data import Packer, TrainingBatch
 from .dataset import Dataset, DatasetBuilder, HeldOutPrompt, held_out_tau
 from .settings import MINUTES, DrafterTraining
-from .teacher import Teacher, load_teacher
+from .teacher import Teacher
 
 UNLIKE_LAYERS = re.compile("embed|lm_head")
 
@@ -144,7 +144,6 @@ def write_json(content: dict[str, Any], path: Path) -> None:
     path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
-IDENTITY_SAMPLES = 8  # samples whose ids identify the dataset
 FREE = (  # settings that may differ when a training is resumed
     *("minutes", "tokens", "steps", "save_minutes", "measure_minutes"),
     *("out", "run", "resume", "force", "device", "threads"),
@@ -203,7 +202,8 @@ class Trainer(ABC):
 
 def train_drafter(kind: type[Trainer], settings: DrafterTraining, source: DatasetBuilder) -> Path:
     """Train to the limit with periodic checkpoints; returns the folder of the exported drafter."""
-    teacher = load_teacher(settings)
+    set_up_torch(settings.threads or torch.get_num_threads(), settings.device)
+    teacher = Teacher(model_folder(settings.target, "target"), settings.device)
     dataset = source(settings, teacher)
     trainer = kind.create(settings, teacher, dataset)
     progress = _restore(trainer, dataset)
@@ -258,7 +258,7 @@ def _step(trainer: Trainer, batch: TrainingBatch, progress: Progress) -> dict[st
 
 def _identity(settings: DrafterTraining, dataset: Dataset) -> dict[str, str]:
     identity = {k: str(v) for k, v in asdict(settings).items() if k not in FREE}
-    samples = [dataset.source(index).ids for index in range(IDENTITY_SAMPLES)]
+    samples = [dataset.source(index).ids for index in range(8)]  # they identify the dataset
     identity["texts"] = sha256(repr((dataset.distinct, samples)).encode()).hexdigest()[:12]
     return identity
 

@@ -14,9 +14,7 @@ from ...models.config import DecoderConfig
 from ...models.families import decoder_config
 from ...models.linear import has_products
 from ...models.load.tokenizer import load_tokenizer, stop_ids
-from ..prepare.job import model_folder, set_up_torch
 from .data import TrainingBatch
-from .settings import DrafterTraining
 
 
 class TeacherOutput(NamedTuple):
@@ -134,10 +132,3 @@ def copy_equal_(views: Mapping[str, Tensor], source: Mapping[str, Tensor], skip:
         part = parameter[:, skip:] if skip and projects else parameter
         if name in source and source[name].shape == part.shape:
             part.copy_(source[name])
-
-
-def load_teacher(settings: DrafterTraining) -> Teacher:
-    """The target of a training; sets torch up for it. Raises UsageError, ModelError."""
-    set_up_torch(settings.threads or torch.get_num_threads(), settings.device)
-    folder = model_folder(settings.target, "target")
-    return Teacher(folder, settings.device)

@@ -21,18 +21,9 @@ BLOCK_SIZE = 8  # speculators' default of `block_size`
 DFLASH_POSITIONS = 32768  # Qwen3's default of `max_position_embeddings`
 # Later drafters (Domino, DSpark, DFlash 2) keep the architecture's name and add parts to it.
 LATER_KEYS = (
-    "projector_type",
-    "shift_label",
-    "sample_from_anchor",
-    "pure_draft_prefix_len",
-    "gru_hidden_dim",
-    "markov_rank",
-    "enable_confidence_head",
-    "attention_sink_bias",
-    "conv_kernel_size",
-    "selector_rank",
-    "final_logit_softcapping",
-    "output_multiplier",
+    *("projector_type", "shift_label", "sample_from_anchor", "pure_draft_prefix_len"),
+    *("gru_hidden_dim", "markov_rank", "enable_confidence_head", "attention_sink_bias"),
+    *("conv_kernel_size", "selector_rank", "final_logit_softcapping", "output_multiplier"),
 )
 
 
@@ -68,12 +59,8 @@ def eagle_config(folder: Path, target: DecoderConfig) -> EagleConfig:
             raise fields.wrong(f"has `{key}`: not an EAGLE-1 or EAGLE-2 drafter")
     shape = shape_fields(fields, fields.integer("max_sequence_length", EAGLE_POSITIONS))
     shape["notes"] = (*_layer_notes(fields, fields, "EAGLE-1 and EAGLE-2"), *shape["notes"])
-    config = EagleConfig(
-        **shape,
-        taps=(target.num_layers,),
-        fc_bias=fields.flag("bias", True),
-        qkv_bias=fields.flag("qkv_bias"),
-    )
+    shape |= {"fc_bias": fields.flag("bias", True), "qkv_bias": fields.flag("qkv_bias")}
+    config = EagleConfig(**shape, taps=(target.num_layers,))
     _check_target(config, target, ("target features of width", config.hidden_size))
     return config
 
@@ -140,17 +127,15 @@ def eagle3_config(folder: Path, target: DecoderConfig) -> Eagle3Config:
     if switches["norm_before_fc"] and switches["fc_norm"]:
         raise fields.wrong("`norm_before_fc` and `fc_norm` exclude each other")
     shape["notes"] = (*notes, *layer_notes, *shape["notes"])
+    shape |= switches | dict.fromkeys(("qkv_bias", "o_bias"), bias)
     config = Eagle3Config(
         **shape,
         draft_vocab_size=fields.integer("draft_vocab_size", shape["vocab_size"]),
         target_hidden_size=fields.integer("target_hidden_size", shape["hidden_size"]),
         taps=taps,
-        qkv_bias=bias,
-        o_bias=bias,
         mlp_bias=speculators and layer.flag("mlp_bias"),
         qk_norm=speculators and family == "qwen3",
         speculators=speculators,
-        **switches,
     )
     _check_target(config, target, ("target features of width", config.target_hidden_size))
     if config.draft_vocab_size > config.vocab_size:
@@ -285,18 +270,10 @@ def dflash_config(folder: Path, target: DecoderConfig) -> DFlashConfig:
     masks = inner.ids(MASK_KEY)
     if len(masks) != 1:
         raise inner.wrong(f"`{DFLASH_SECTION}.{MASK_KEY}` must be one token id")
-    bias = layer.flag("attention_bias")
+    shape |= dict.fromkeys(("qkv_bias", "o_bias"), layer.flag("attention_bias"))
+    shape |= {"target_layers": target_layers, "speculators": speculators, "notes": tuple(notes)}
     config = DFlashConfig(
-        **shape,
-        reaches=reaches,
-        layer_ids=layer_ids,
-        block_size=size,
-        mask_token_id=masks[0],
-        target_layers=target_layers,
-        qkv_bias=bias,
-        o_bias=bias,
-        speculators=speculators,
-        notes=tuple(notes),
+        **shape, reaches=reaches, layer_ids=layer_ids, block_size=size, mask_token_id=masks[0]
     )
     if size < 2:
         raise fields.wrong(f"`block_size` is {size}; an anchor and a draft are 2 or more")

@@ -118,24 +118,21 @@ def convert_layout(folder: Path, target_path: Path, layout: str, out: Path, veri
 def _speculators_json(
     config: Eagle3Config | DFlashConfig, target: Decoder, verifier: str
 ) -> dict[str, Any]:
-    more: dict[str, Any]
-    kind = "eagle3"
-    name = "Eagle3Speculator"
-    drafts = DRAFTS
-    vocabulary = config.vocab_size
-    width = config.hidden_size
+    more: dict[str, Any] = {"draft_vocab_size": config.vocab_size, "target_hidden_size": None}
     if isinstance(config, Eagle3Config):
+        kind = "Eagle3"
+        drafts = DRAFTS
         layer = {"model_type": "llama", "num_hidden_layers": 1, **config.shape_json()}
-        more = dict.fromkeys(SWITCHES, False) | {TAPS_KEY: config.taps}
-        vocabulary = config.draft_vocab_size
-        width = config.target_hidden_size
+        more |= dict.fromkeys(SWITCHES, False) | {TAPS_KEY: config.taps}
+        more["draft_vocab_size"] = config.draft_vocab_size
+        if config.target_hidden_size != config.hidden_size:
+            more["target_hidden_size"] = config.target_hidden_size
     else:
-        kind = "dflash"
-        name = "DFlashSpeculator"
+        kind = "DFlash"
         drafts = config.block_size - 1
         layer = {k: v for k, v in config.to_json().items() if k not in NOT_OF_LAYERS}
         sliding = [reach for reach in config.reaches if reach.window is not None]
-        more = {
+        more |= {
             "block_size": config.block_size,
             STATES_KEY: [layer_id + 1 for layer_id in config.layer_ids],
             MASK_KEY: config.mask_token_id,
@@ -144,15 +141,13 @@ def _speculators_json(
     proposal = {"proposal_type": "greedy", "speculative_tokens": drafts}
     family = target.config.family.capitalize()
     return {
-        "architectures": [name],
-        "speculators_model_type": kind,
+        "architectures": [f"{kind}Speculator"],
+        "speculators_model_type": kind.lower(),
         "speculators_version": VERSION,
-        "draft_vocab_size": vocabulary,
-        "target_hidden_size": width if width != config.hidden_size else None,
         **more,
         "transformer_layer_config": layer,
         "speculators_config": {
-            "algorithm": kind,
+            "algorithm": kind.lower(),
             "default_proposal_method": "greedy",
             "proposal_methods": [proposal | {"verifier_accept_k": 1, "accept_tolerance": 0.0}],
             "verifier": {"name_or_path": verifier, "architectures": [f"{family}ForCausalLM"]},
