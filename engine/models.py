@@ -148,8 +148,7 @@ def run_pools(
         pools = [*(pool for _, pool in used), *prefix]
         check_free("all pools", sum(pool.data.nbytes for pool in pools), free)
     except (MemoryError, OSError) as error:
-        at = ("layout", "kv_slots")
-        problem = program.source.problem(at, str(error), ProblemCode.NO_MEMORY)
+        problem = program.source.problem(("layout", "kv_slots"), str(error), ProblemCode.NO_MEMORY)
         raise GraphError([problem]) from None
     return kv, kv_draft, kv_outline, tuple(prefix)
 

@@ -387,12 +387,10 @@ class CompiledLayers:
         last layer. positions, slots: of the rows, int64 of any shape. mixed_NW: the input of the
         first layer's attention, if it mixes. attention: None sees nothing."""
         positions_N = positions.reshape(-1)
-        model = self._model
-        layers = len(self._layers_LA)
-        inner = [tap for tap in taps if tap < layers]
+        inner = [tap for tap in taps if tap < len(self._layers_LA)]
         tapped_TNH = torch.empty(len(inner), *x_NH.shape, dtype=torch.float64)
         groups_X, masks = self._groups(attention, positions_N)
-        cos_N1d, sin_N1d = model.angles(positions_N)
+        cos_N1d, sin_N1d = self._model.angles(positions_N)
         wide_NH = x_NH.to(torch.float64, copy=True)
         mixed_NW = wide_NH[:0] if mixed_NW is None else mixed_NW.double().contiguous()
         data = kv.data if kv.data.dtype != torch.bfloat16 else kv.data.view(torch.int16)

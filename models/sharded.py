@@ -19,7 +19,6 @@ from ..ops.blend import Blend
 from ..ops.layer_plan import LayerPlan
 from .decoder import Decoder, Share, part
 from .files import ModelError
-from .layers import DecoderLayer
 from .linear import Linear, replace_
 
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
@@ -106,11 +105,28 @@ class ShardedDecoder(Decoder):
         self.whole = True  # together with the other ranks
         for name in ("known_tokens", "notes", "weights", "frequencies", "embed", "norm"):
             setattr(self, name, getattr(replica, name))
+        columns = inner_share.columns
+        heads = inner_share.kv_heads
+        dim = config.head_dim
+
+        def rows(first: int, size: int) -> range:
+            """Of this rank's heads, in blocks of `size` rows behind the first."""
+            return range(first + heads.start * size, first + heads.stop * size)
+
         try:
             for rank_layer, layer in zip(self.stack, replica.stack, strict=True):
-                _share_(rank_layer, layer, inner_share, self.groups, ranks=ranks)
-            rows = inner_share.vocabulary
-            self.lm_head = _Gathered(replica.lm_head, rows, ranks, self.vocab_size)
+                for name in ("input_layernorm", "post_attention_layernorm", "qk_norm"):
+                    setattr(rank_layer, name, getattr(layer, name))
+                queries = rows(0, self.groups * dim)
+                keys = rows(layer.heads * dim, dim)
+                values = rows((layer.heads + layer.kv_heads) * dim, dim)
+                up = range(layer.inner + columns.start, layer.inner + columns.stop)
+                rank_layer.qkv = _rows(layer.qkv, (queries, keys, values))
+                rank_layer.gate_up = _rows(layer.gate_up, (columns, up))
+                rank_layer.o = _Summed(layer.o, queries, ranks)
+                rank_layer.down = _Summed(layer.down, columns, ranks)
+            vocabulary = inner_share.vocabulary
+            self.lm_head = _Gathered(replica.lm_head, vocabulary, ranks, self.vocab_size)
         except ValueError as error:
             raise ModelError(config.path, str(error)) from None
         self.eval()
@@ -124,30 +140,6 @@ class ShardedDecoder(Decoder):
         if blend is not None:
             raise ValueError("CacheBlend compares rows over all heads, and a rank has only its own")
         super()._check(plan, taps, blend)
-
-
-def _share_(
-    rank_layer: DecoderLayer, layer: DecoderLayer, share: Share, groups: int, ranks: Ranks
-) -> None:
-    """Give a layer of this rank its views of a layer that holds more; the share is counted from the
-    start of the layer's, `groups` are query heads of a key head."""
-    columns = share.columns
-    dim = layer.head_dim
-
-    def rows(first: int, size: int) -> range:
-        """Of this rank's heads, in blocks of `size` rows behind the first."""
-        return range(first + share.kv_heads.start * size, first + share.kv_heads.stop * size)
-
-    queries = rows(0, groups * dim)
-    keys = rows(layer.heads * dim, dim)
-    values = rows((layer.heads + layer.kv_heads) * dim, dim)
-    up = range(layer.inner + columns.start, layer.inner + columns.stop)
-    for name in ("input_layernorm", "post_attention_layernorm", "qk_norm"):
-        setattr(rank_layer, name, getattr(layer, name))
-    rank_layer.qkv = _rows(layer.qkv, (queries, keys, values))
-    rank_layer.gate_up = _rows(layer.gate_up, (columns, up))
-    rank_layer.o = _Summed(layer.o, queries, ranks)
-    rank_layer.down = _Summed(layer.down, columns, ranks)
 
 
 class _PartLinear(Linear):

@@ -118,6 +118,8 @@ class ChunkStore:
                 raise ValueError("damaged, its digest differs from its header")
             chunk = ChunkKV(tensors["keys"], tensors["values"], tensors.get("features"))
             _check(key, chunk)
+        except FileNotFoundError:
+            return None
         except (SafetensorError, OSError, RuntimeError, ValueError) as error:
             place = "" if isinstance(error, DamagedChunk) else f"{path}: "
             what = "" if isinstance(error, ValueError) else "cannot be read: "
@@ -283,8 +285,7 @@ def chunks_for(program: Program, models: "Models", store: ChunkStore | None) -> 
         message = "bottom_right cannot be used: layers of this model have a sliding window"
         raise wrong(message, "mask")
     drafter = models.drafter if program.graph.drafter.has_model else None
-    if store is None:
-        store = ChunkStore(CHUNK_BYTES, device=models.device)
+    store = store or ChunkStore(CHUNK_BYTES, device=models.device)
     weights = "" if store.files is None else model_hash(target.config.path.parent)
     models = replace(models, drafter=drafter)
     return ChunkLibrary.of(store, models, weights, collect=blend.collect)

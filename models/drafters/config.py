@@ -17,6 +17,7 @@ DFLASH_SECTION = "dflash_config"
 LAYERS_KEY = "target_layer_ids"
 STATES_KEY = "aux_hidden_state_layer_ids"
 MASK_KEY = "mask_token_id"
+NOT_OF_LAYERS = ("architectures", "num_target_layers", "block_size", "is_causal", DFLASH_SECTION)
 BLOCK_SIZE = 8  # speculators' default of `block_size`
 DFLASH_POSITIONS = 32768  # Qwen3's default of `max_position_embeddings`
 # Later drafters (Domino, DSpark, DFlash 2) keep the architecture's name and add parts to it.
@@ -87,6 +88,20 @@ class Eagle3Config(DrafterConfig):
             **self.layer_json(),
             "draft_vocab_size": self.draft_vocab_size,
             TAPS_KEY: list(self.taps),
+        }
+
+    def speculators_json(self) -> dict[str, Any]:
+        """config.json in speculators' layout, without the section on the target."""
+        other = self.target_hidden_size != self.hidden_size
+        layer = {"model_type": "llama", "num_hidden_layers": 1, **self.shape_json()}
+        return {
+            "architectures": ["Eagle3Speculator"],
+            "speculators_model_type": "eagle3",
+            "draft_vocab_size": self.draft_vocab_size,
+            "target_hidden_size": self.target_hidden_size if other else None,
+            **dict.fromkeys(SWITCHES, False),
+            TAPS_KEY: self.taps,
+            "transformer_layer_config": layer,
         }
 
 
@@ -222,6 +237,23 @@ class DFlashConfig(DrafterConfig):
             "sliding_window": next(iter(windows), None),
             "block_size": self.block_size,
             DFLASH_SECTION: {MASK_KEY: self.mask_token_id, LAYERS_KEY: list(self.layer_ids)},
+        }
+
+    def speculators_json(self) -> dict[str, Any]:
+        """config.json in speculators' layout, without the section on the target."""
+        sliding = [reach for reach in self.reaches if reach.window is not None]
+        return {
+            "architectures": ["DFlashSpeculator"],
+            "speculators_model_type": "dflash",
+            "draft_vocab_size": self.vocab_size,
+            "target_hidden_size": None,
+            "block_size": self.block_size,
+            STATES_KEY: [layer_id + 1 for layer_id in self.layer_ids],
+            MASK_KEY: self.mask_token_id,
+            "sliding_window_non_causal": bool(sliding) and not sliding[0].causal,
+            "transformer_layer_config": {
+                k: v for k, v in self.to_json().items() if k not in NOT_OF_LAYERS
+            },
         }
 
 

@@ -224,13 +224,12 @@ def fill(
 ) -> None:
     """Copy the stored tensors into the views, a few rows at a time: nothing is in memory twice.
     windows: parts to copy, if any. scan: ModelError for NaN and infinity in the views' dtype."""
-    ordered = sorted(views, key=lambda name: (stored[name].path, name))
+    filled = [name for name, view in views.items() if not view.is_meta]
+    ordered = sorted(filled, key=lambda name: (stored[name].path, name))
     for path, names in groupby(ordered, lambda name: stored[name].path):
         try:
             with safe_open(path, framework="pt") as file, torch.no_grad():
                 for name in names:
-                    if views[name].is_meta:
-                        continue
                     if bad := _copy(file.get_slice(name), views[name], scan, windows.get(name, ())):
                         raise ModelError(path, f"`{name}` holds {bad} values that are not finite")
         except (SafetensorError, OSError) as error:
