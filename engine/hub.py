@@ -77,9 +77,8 @@ class ModelCache:
 
     def make(self, name: str, source: str, build: Callable[[Path], dict[str, Any] | None]) -> Path:
         """The model's folder; if it is missing, ``build`` fills a folder, which is then renamed,
-        and returns more facts for the note. A build that was interrupted continues in the same
-        folder; its WORK is for files that do not belong to the model. Processes that make models
-        wait for one another."""
+        and returns more facts for the note. An interrupted build continues in the same folder; its
+        WORK is for files that do not belong to the model. Processes wait for one another."""
         final = self.path(name)
         unfinished = self.folder / f".{final.name}.{source}"
         try:
@@ -255,9 +254,7 @@ def find_model(ref: str, dtype: str = "float32") -> Path:
     try:
         folder = resolve(ref)
     except ModelError as error:
-        if close := hint(ref, KNOWN):
-            raise ModelError(ref, f"{error.reason}{close}") from None
-        raise
+        raise ModelError(ref, f"{error.reason}{hint(ref, KNOWN)}") from None
     if not list(folder.glob("*.safetensors")):
         raise ModelError(ref, f"has no safetensors on the Hub: specsot models convert {ref}")
     return folder

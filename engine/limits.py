@@ -16,8 +16,18 @@ IDLE_SHARE = 0.85  # of a CPU, for a busy loop on an idle machine
 
 def usable_cpus() -> int:
     affinity = getattr(os, "sched_getaffinity", None)
-    count = len(affinity(0)) if affinity else os.cpu_count() or 1
-    return max(1, min([count, *map(ceil, _cpu_quotas())]))
+    counts = [len(affinity(0)) if affinity else os.cpu_count() or 1]
+    for folder in _own_groups():
+        with suppress(OSError, ValueError, ZeroDivisionError):
+            quota, period = (folder / "cpu.max").read_text(encoding="ascii").split()
+            counts.append(ceil(int(quota) / int(period)))
+    with suppress(OSError, ValueError, ZeroDivisionError):
+        first = CGROUPS / "cpu" / "cpu.cfs_quota_us"
+        share = int(first.read_text(encoding="ascii"))
+        if share > 0:  # -1: unlimited
+            period = first.with_name("cpu.cfs_period_us").read_text(encoding="ascii")
+            counts.append(ceil(share / int(period)))
+    return max(1, min(counts))
 
 
 def default_threads(weights: int) -> int:
@@ -58,18 +68,6 @@ def disturbance(share: float) -> str | None:
     if share >= IDLE_SHARE:
         return None
     return f"others use this machine: a busy loop got {share:.0%} of a CPU; trust no times"
-
-
-def _cpu_quotas() -> Iterator[float]:
-    for folder in _own_groups():
-        with suppress(OSError, ValueError, ZeroDivisionError):
-            quota, period = (folder / "cpu.max").read_text(encoding="ascii").split()
-            yield int(quota) / int(period)
-    with suppress(OSError, ValueError, ZeroDivisionError):
-        first = CGROUPS / "cpu" / "cpu.cfs_quota_us"
-        share = int(first.read_text(encoding="ascii"))
-        if share > 0:  # -1: unlimited
-            yield share / int(first.with_name("cpu.cfs_period_us").read_text(encoding="ascii"))
 
 
 def _own_groups() -> Iterator[Path]:

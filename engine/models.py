@@ -124,8 +124,7 @@ def run_pools(
     program: Program, models: Models, outline_drafter: Any
 ) -> tuple[KVCache, KVCache | None, KVCache | None, tuple[KVCache, ...]]:
     """The pools of the target, the drafter and the drafter of outlines; under ``batching`` one more
-    row for each, for prefixes that stay for later requests. Raises GraphError if they take more
-    memory than is free."""
+    row for each, for prefixes that stay for later requests. GraphError: memory is too small."""
     graph = program.graph
     layout = graph.layout
     batches = layout.kind == "batching"
@@ -150,8 +149,7 @@ def run_pools(
         pools = [*(pool for _, pool in used), *prefix]
         check_free("all pools", sum(pool.data.nbytes for pool in pools), free)
     except (MemoryError, OSError) as error:
-        at = ("layout", "kv_slots")
-        problem = program.source.problem(at, str(error), ProblemCode.NO_MEMORY)
+        problem = program.source.problem(("layout", "kv_slots"), str(error), ProblemCode.NO_MEMORY)
         raise GraphError([problem]) from None
     return kv, kv_draft, kv_outline, tuple(prefix)
 

@@ -187,16 +187,9 @@ def usable(console: "Console", environ: dict[str, str]) -> bool:
 
 
 @contextmanager
-def working(text: str) -> Iterator[Callable[[str], None]]:
+def working(text: str, *, bar: bool = False) -> Iterator[Callable[..., None]]:
     """A progress line on stderr, or without a usable terminal a new line from time to time; yields
-    a function that changes its text."""
-    with measuring(text, bar=False) as show:
-        yield lambda text: show(text, 0.0)
-
-
-@contextmanager
-def measuring(text: str, *, bar: bool = True) -> Iterator[Callable[[str, float], None]]:
-    """The same with a progress bar."""
+    a function that changes its text and, of a line with a bar, the share that is done."""
     from rich.console import Console
     from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
 
@@ -204,7 +197,7 @@ def measuring(text: str, *, bar: bool = True) -> Iterator[Callable[[str, float],
     if not usable(console, dict(os.environ)):
         last = monotonic()
 
-        def show(text: str, share: float) -> None:
+        def show(text: str, share: float = 0.0) -> None:
             nonlocal last
             if monotonic() - last >= LINE_EVERY:
                 last = monotonic()
@@ -217,4 +210,8 @@ def measuring(text: str, *, bar: bool = True) -> Iterator[Callable[[str, float],
     columns = (SpinnerColumn(), *bars, description)
     with Progress(*columns, console=console, refresh_per_second=REFRESH, transient=True) as live:
         task = live.add_task(text, total=None)
-        yield lambda text, share: live.update(task, description=text, total=1.0, completed=share)
+
+        def update(text: str, share: float = 0.0) -> None:
+            live.update(task, description=text, total=1.0, completed=share)
+
+        yield update

@@ -9,15 +9,12 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from functools import partial
 from types import FrameType
 from typing import Any, NoReturn
 
 NAMES = {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated"}
 CURSOR = b"\x1b[?25h\r\x1b[K"  # shows it, in an empty line
 SCREEN = b"\x1b[?1049l"  # the normal one
-
-Handler = Callable[[int, FrameType | None], Any]
 
 
 def end_at_once() -> None:
@@ -27,9 +24,19 @@ def end_at_once() -> None:
         import termios
 
         terminal = termios.tcgetattr(0)
+
+    def end(number: int, frame: FrameType | None) -> NoReturn:
+        with suppress(Exception):
+            if terminal is not None and os.tcgetpgrp(0) == os.getpgrp():
+                termios.tcsetattr(0, termios.TCSANOW, terminal)
+        with suppress(OSError):
+            os.write(2, CURSOR if os.isatty(2) else b"")
+            os.write(2, f"specsot: {NAMES[signal.Signals(number)]}\n".encode())
+        os._exit(128 + number)
+
     for number in NAMES:
         if signal.getsignal(number) is not signal.SIG_IGN:
-            signal.signal(number, partial(_end, terminal))
+            signal.signal(number, end)
 
 
 def let_close() -> None:
@@ -40,7 +47,7 @@ def let_close() -> None:
 
 
 @contextmanager
-def handling(handler: Handler, *numbers: int) -> Iterator[None]:
+def handling(handler: Callable[[int, FrameType | None], Any], *numbers: int) -> Iterator[None]:
     """Call this handler in the block, if these signals are not ignored; only in the main thread."""
     main = threading.current_thread() is threading.main_thread()
     with ExitStack() as stack:
@@ -71,15 +78,3 @@ def give_back(number: int, handler: Any) -> None:
     """Let the handler of before have a signal."""
     signal.signal(number, handler)
     signal.raise_signal(number)
-
-
-def _end(terminal: list[Any] | None, number: int, frame: FrameType | None) -> NoReturn:
-    with suppress(Exception):
-        if terminal is not None and os.tcgetpgrp(0) == os.getpgrp():
-            import termios
-
-            termios.tcsetattr(0, termios.TCSANOW, terminal)
-    with suppress(OSError):
-        os.write(2, CURSOR if os.isatty(2) else b"")
-        os.write(2, f"specsot: {NAMES[signal.Signals(number)]}\n".encode())
-    os._exit(128 + number)

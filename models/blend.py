@@ -142,7 +142,15 @@ class Blender(LayerHook):
             rows.append(row_GV.gather(1, order_GW).flatten())
             queries.append(query_GW)
             valid.append(keep_GV.gather(1, order_GW).flatten())
-            groups.append(self._narrowed(group, query_GW, first))
+            mask_GWK = group.mask_GqK.take_along_dim(query_GW[..., None], 1)
+            if self.blend.settings.mask == "bottom_right":
+                # row i of n sees all that the last row sees, up to n-1-i positions before it
+                back_W1 = torch.arange(1 - query_GW.shape[1], 1, device=here_M.device)[:, None]
+                limit_1W1 = self.positions_BQ[:, -1:, None] + back_W1
+                mask_GWK = group.mask_GqK[:, -1:] & (group.positions_GK[:, None] <= limit_1W1)
+            rows_N = torch.arange(first, first + query_GW.numel(), device=query_GW.device)
+            rows_GW = None if len(self.attention.groups) == 1 else rows_N.view(query_GW.shape)
+            groups.append(replace(group, rows_Gq=rows_GW, mask_GqK=mask_GWK))
             first += query_GW.numel()
         row_N = torch.cat(rows)
         valid_N = torch.cat(valid)
@@ -153,18 +161,6 @@ class Blender(LayerHook):
         self.inputs = self.model.attention_inputs(self.positions_N[row_N], slots_N, attention)
         self.live = LiveRows(row_N, tuple(queries), at_M, count, whole=False)
         return live.at_M[row_N].clamp(max=len(live.row_N) - 1)
-
-    def _narrowed(self, group: AttentionGroup, query_GW: Tensor, first: int) -> AttentionGroup:
-        """Some q rows of a group, the live rows from `first` on."""
-        mask_GWK = group.mask_GqK.take_along_dim(query_GW[..., None], 1)
-        if self.blend.settings.mask == "bottom_right":
-            # row i of n sees all that the last row sees, up to n-1-i positions before it
-            back_W1 = torch.arange(1 - query_GW.shape[1], 1, device=query_GW.device)[:, None]
-            limit_1W1 = self.positions_BQ[:, -1:, None] + back_W1
-            mask_GWK = group.mask_GqK[:, -1:] & (group.positions_GK[:, None] <= limit_1W1)
-        rows_N = torch.arange(first, first + query_GW.numel(), device=query_GW.device)
-        rows_GW = None if len(self.attention.groups) == 1 else rows_N.view(query_GW.shape)
-        return replace(group, rows_Gq=rows_GW, mask_GqK=mask_GWK)
 
     def _write_cached_(self, layer: int) -> None:
         """All cached rows of a layer into the pool, keys turned to their positions."""

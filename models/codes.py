@@ -2,6 +2,7 @@
 
 Both are integers, with a scale for a row, so that a sum of products is exact (`integer`)."""
 
+from pathlib import Path
 from typing import NamedTuple, Self
 
 import torch
@@ -64,10 +65,8 @@ class Int4(NamedTuple):
         low_OG, high_OG = groups_OGg.aminmax(dim=-1)
         span_OG = (high_OG - low_OG) / 15
         middle_OG = (low_OG + high_OG) / 2
-        largest_O = torch.maximum(
-            span_OG.amax(1) / INT4_STEPS,
-            (middle_OG.abs() + span_OG / 2).amax(1) / (INT4_OFFSET * MAX_CODE),
-        )
+        farthest_O = (middle_OG.abs() + span_OG / 2).amax(1) / (INT4_OFFSET * MAX_CODE)
+        largest_O = torch.maximum(span_OG.amax(1) / INT4_STEPS, farthest_O)
         scale_O = largest_O.clamp(min=torch.finfo(torch.float32).tiny).bfloat16().float()
         scale_O1 = scale_O[:, None]
         steps_OG = (span_OG / scale_O1).round().clamp(1, INT4_STEPS)
@@ -76,13 +75,8 @@ class Int4(NamedTuple):
         zero_OG1 = (INT4_OFFSET * offsets_OG)[..., None]
         codes_OGg = (groups_OGg / scale_O1[..., None] - zero_OG1) / steps_OG[..., None] + 8
         codes_OI = codes_OGg.round().clamp(0, 15).flatten(1).to(torch.uint8)
-        return cls(
-            codes_OI=codes_OI,
-            steps_OG=steps_OG.to(torch.int8),
-            offsets_OG=offsets_OG.to(torch.int8),
-            scale_O=scale_O,
-            depth=depth,
-        )
+        offsets_OG = offsets_OG.to(torch.int8)
+        return cls(codes_OI, steps_OG.to(torch.int8), offsets_OG, scale_O, depth=depth)
 
     def integers(self) -> Tensor:
         """Weights in units of the scale, int16 [O, I]."""
@@ -120,14 +114,8 @@ def quantised(x_NI: Tensor) -> tuple[Tensor, Tensor]:
     return (codes_NGg * steps_NG[..., None]).flatten(1)[:, :depth], scale_N1
 
 
-def _instructions() -> frozenset[str]:
-    try:
-        with open("/proc/cpuinfo", encoding="ascii", errors="replace") as file:
-            return frozenset(file.read().split())
-    except OSError:
-        return frozenset()
-
-
+CPU = Path("/proc/cpuinfo")  # of Linux alone
+FLAGS = set(CPU.read_text("ascii", "replace").split() if CPU.exists() else ())
 INSTRUCTIONS = {4: "avx512_vnni", 8: "avx512_vnni", 16: "avx512_bf16", 32: "avx512f"}
-SUPPORTED = frozenset(bits for bits, name in INSTRUCTIONS.items() if name in _instructions())
+SUPPORTED = frozenset(bits for bits, name in INSTRUCTIONS.items() if name in FLAGS)
 """Bits of weights that this processor can multiply by compiled kernels; 16 is bfloat16."""

@@ -10,12 +10,8 @@ from .files import Fields, ModelError
 TRAINED = "max_position_embeddings"
 LAYER_TYPES = ("full_attention", "sliding_attention")
 ROPE_KINDS = ("default", "linear", "llama3", "yarn", "dynamic", "longrope")
-ROPE_NUMBERS = {
-    "linear": ("factor",),
-    "dynamic": ("factor",),
-    "yarn": ("factor",),
-    "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
-}
+ROPE_NUMBERS: dict[str, tuple[str, ...]] = dict.fromkeys(("linear", "dynamic", "yarn"), ("factor",))
+ROPE_NUMBERS["llama3"] = ("factor", "low_freq_factor", "high_freq_factor")
 RENAMED = ("rope_type", "type", "rope_theta")  # keys with a field of their own in RopeConfig
 ORIGINAL = "original_max_position_embeddings"
 PARTIAL = "partial_rotary_factor"
@@ -115,16 +111,15 @@ def shape_fields(fields: Fields, trained: int, head_dim: int = 0) -> dict[str, A
     heads = fields.integer("num_attention_heads")
     kv_heads = fields.integer("num_key_value_heads", heads)
     if heads % kv_heads:
-        raise fields.wrong(
-            f"`num_attention_heads` {heads} is not a multiple of `num_key_value_heads` {kv_heads}"
-        )
+        groups = f"`num_attention_heads` {heads} is not a multiple of `num_key_value_heads`"
+        raise fields.wrong(f"{groups} {kv_heads}")
     if fields.get("head_dim") is None and not head_dim and hidden % heads:
-        raise fields.wrong(
-            f"`hidden_size` {hidden} is not a multiple of `num_attention_heads` {heads}"
-        )
+        width = f"`hidden_size` {hidden} is not a multiple"
+        raise fields.wrong(f"{width} of `num_attention_heads` {heads}")
     head_dim = fields.integer("head_dim", head_dim or hidden // heads)
     if head_dim % 2:
         raise fields.wrong(f"head_dim {head_dim} is odd; RoPE needs pairs")
+    rope, notes = _rope(fields, trained, head_dim)
     return {
         "path": fields.path,
         "vocab_size": fields.integer("vocab_size"),
@@ -134,8 +129,8 @@ def shape_fields(fields: Fields, trained: int, head_dim: int = 0) -> dict[str, A
         "kv_heads": kv_heads,
         "head_dim": head_dim,
         "eps": fields.number("rms_norm_eps", 1e-6),
-        "rope": _rope(fields, fields.integer(TRAINED, trained), head_dim),
-        "notes": _rope_notes(fields, trained),
+        "rope": rope,
+        "notes": notes,
     }
 
 
@@ -164,9 +159,12 @@ def layer_types(fields: Fields, layers: int) -> tuple[bool, ...]:
     return tuple(t == "sliding_attention" for t in types)
 
 
-def _rope(fields: Fields, trained: int, head_dim: int) -> RopeConfig:
-    """Both spellings: `rope_theta` with `rope_scaling`, and transformers 5's `rope_parameters`."""
-    inner = _inner(fields)
+def _rope(fields: Fields, assumed: int, head_dim: int) -> tuple[RopeConfig, tuple[str, ...]]:
+    """Both spellings: `rope_theta` with `rope_scaling`, and transformers 5's `rope_parameters`; and
+    notes of what is assumed where the file is silent or gives two bases."""
+    scaling = fields.section("rope_scaling")
+    inner = scaling if scaling.values else fields.section("rope_parameters")
+    trained = fields.integer(TRAINED, assumed)
     kind = str(inner.get("rope_type") or inner.get("type") or "default")
     if kind not in ROPE_KINDS:
         raise fields.wrong(f"rope type {kind!r} is not supported ({', '.join(ROPE_KINDS)})")
@@ -185,23 +183,13 @@ def _rope(fields: Fields, trained: int, head_dim: int) -> RopeConfig:
         value = inner.get(key)
         if not isinstance(value, list) or len(value) != head_dim // 2:
             raise inner.wrong(f"`{key}` must hold {head_dim // 2} numbers")
-    return RopeConfig(kind, theta, settings, trained)
-
-
-def _inner(fields: Fields) -> Fields:
-    scaling = fields.section("rope_scaling")
-    return scaling if scaling.values else fields.section("rope_parameters")
-
-
-def _rope_notes(fields: Fields, trained: int) -> tuple[str, ...]:
-    """What is assumed of the angles where the file is silent or gives two bases."""
-    outer = fields.get("rope_theta")
-    inner = _inner(fields).get("rope_theta")
+    top = fields.get("rope_theta")
+    below = inner.get("rope_theta")
     notes = []
-    if outer is None and inner is None:
+    if top is None and below is None:
         notes.append(f"`rope_theta` is not given: {THETA:g} assumed")
-    elif None not in (outer, inner) and outer != inner:
-        notes.append(f"`rope_theta` is {outer} at the top and {inner} below: {inner} is used")
+    elif None not in (top, below) and top != below:
+        notes.append(f"`rope_theta` is {top} at the top and {below} below: {below} is used")
     if fields.get(TRAINED) is None:
-        notes.append(f"`{TRAINED}` is not given: {trained} assumed")
-    return tuple(notes)
+        notes.append(f"`{TRAINED}` is not given: {assumed} assumed")
+    return RopeConfig(kind, theta, settings, trained), tuple(notes)

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import NamedTuple, Self, cast
+from typing import NamedTuple, Self
 
 import torch
 import torch.nn.functional as F
@@ -33,7 +33,6 @@ from .layers import (
 from .linear import Linear
 from .packed import Product
 
-COMPUTED = (LayerStatus.DECODE, LayerStatus.FULL)
 MAX_ROWS = 2048  # at once in a layer: of more, every row takes longer (docs/memory.md)
 
 
@@ -89,20 +88,13 @@ class Decoder(PoolModel):
         self.whole = self.share == Share.of(config)
         self.kv_heads = len(self.share.kv_heads)
         self.known_tokens = config.vocab_size
-        shape = replace(
-            config,
-            heads=self.kv_heads * self.groups,
-            kv_heads=self.kv_heads,
-            intermediate_size=len(self.share.columns),
-        )
+        heads = self.kv_heads * self.groups
+        columns = len(self.share.columns)
+        shape = replace(config, heads=heads, kv_heads=self.kv_heads, intermediate_size=columns)
         self.embed = nn.Parameter(torch.empty(config.vocab_size, config.hidden_size))
         self.layers = nn.ModuleList(DecoderLayer(shape) for _ in range(config.num_layers))
         self.norm = RMSNorm(config.hidden_size, config.eps)
         self.lm_head = Linear(config.hidden_size, len(self.share.vocabulary), bias=False)
-
-    @property
-    def stack(self) -> tuple[DecoderLayer, ...]:
-        return cast(tuple[DecoderLayer, ...], tuple(self.layers))
 
     @property
     def dtype(self) -> torch.dtype:
@@ -120,9 +112,8 @@ class Decoder(PoolModel):
         super().compile_(kind, borrowed)
         self.weights = kind
         if kind != FULL:
-            for module in self.modules():
-                if isinstance(module, DecoderLayer):
-                    module.normalise = wide_norm
+            for layer in self.stack:
+                layer.normalise = wide_norm
             self.normalise = wide_norm
             self.integer = True
         if self.compiled is not None:
@@ -160,13 +151,9 @@ class Decoder(PoolModel):
         states: list[Tensor] = []
         for rows_M, group in attention.parts(rows, MAX_ROWS):
             if rows_M is None and self.compiled is not None and self.compiled.takes(group):
+                x_NH = self.embedded(tokens_N)
                 *states, x_NH = self.compiled.run(
-                    self.embedded(tokens_N),
-                    positions_N=positions_N,
-                    slots_N=slots_N,
-                    attention=group,
-                    kv=kv,
-                    taps=taps,
+                    x_NH, positions_N, slots_N, group, kv=kv, taps=taps
                 )
                 if self.num_layers in taps:
                     states.append(self.normalise(x_NH, self.norm.weight, self.norm.eps))
@@ -194,8 +181,7 @@ class Decoder(PoolModel):
     ) -> list[Tensor]:
         """Embeddings through all layers -> the rows at each tap, in order, and before the norm."""
         states: list[Tensor] = []
-        for index, layer in enumerate(self.layers):
-            assert isinstance(layer, DecoderLayer)
+        for index, layer in enumerate(self.stack):
             if index in taps:
                 states.append(x_NH if hook is None else hook.tap(x_NH, len(states)))
             if hook is not None:
@@ -213,11 +199,10 @@ class Decoder(PoolModel):
             raise ValueError("a share of a decoder computes nothing alone")
         if len(plan) != self.num_layers:
             raise ValueError(f"the layer plan has {len(plan)} entries for {self.num_layers} layers")
-        for layer, status in enumerate(plan):
-            if status not in COMPUTED and blend is None:
-                raise ValueError(
-                    f"layer status {LayerStatus(status).name} (layer {layer}) needs cached rows"
-                )
+        for layer, status in enumerate(plan if blend is None else ()):
+            if status not in (LayerStatus.DECODE, LayerStatus.FULL):
+                name = LayerStatus(status).name
+                raise ValueError(f"layer status {name} (layer {layer}) needs cached rows")
         if blend is not None and plan != compile_layer_plan(blend.settings, self.num_layers):
             raise ValueError(f"the layer plan {list(map(int, plan))} is not the blend's")
         if blend is not None and blend.settings.mask == "bottom_right" and any(self.kinds):
@@ -279,8 +264,7 @@ class Decoder(PoolModel):
             "model.norm.weight": of(self.norm.weight),
             "lm_head.weight": of(self.lm_head.weight),
         }
-        for index, layer in enumerate(self.layers):
-            assert isinstance(layer, DecoderLayer)
+        for index, layer in enumerate(self.stack):
             views |= {f"model.layers.{index}.{k}": v for k, v in layer.published(of).items()}
         return views
 

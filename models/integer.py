@@ -6,6 +6,7 @@ on the order of the additions. Everything between two products is computed in fl
 almost never moves a code: a quantised model has the same tokens in every layout, with every
 drafter, and in transformers (`as_reference`)."""
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -67,26 +68,12 @@ class ReferenceLinear(nn.Module):
         super().__init__()
         self.integers_IO = codes.integers().double().t()
         self.scale_O = codes.scale_O.double()
-        self.bias_O = None if layer.bias is None else layer.bias.detach().double()
+        self.bias_O = 0.0 if layer.bias is None else layer.bias.detach().double()
 
     def forward(self, x: Tensor) -> Tensor:
-        rows = x.flatten(0, -2)
-        integers, scale = quantised(rows)
-        out = integers @ self.integers_IO * (scale * self.scale_O)
-        out = out if self.bias_O is None else out + self.bias_O
+        integers, scale = quantised(x.flatten(0, -2))
+        out = integers @ self.integers_IO * (scale * self.scale_O) + self.bias_O
         return out.view(*x.shape[:-1], -1)
-
-
-class ReferenceNorm(nn.Module):
-    """`wide_norm` with a norm's weight."""
-
-    def __init__(self, norm: Any) -> None:
-        super().__init__()
-        self.weight = norm.weight.detach()
-        self.eps = norm.variance_epsilon
-
-    def forward(self, x: Tensor) -> Tensor:
-        return wide_norm(x, self.weight, self.eps)
 
 
 def as_reference(folder: Path, dtype: torch.dtype, kind: str) -> Any:
@@ -115,11 +102,11 @@ def as_reference(folder: Path, dtype: torch.dtype, kind: str) -> Any:
     AttentionMaskInterface.register(name, sdpa_mask)
     model.set_attn_implementation(name)
     for path, module in list(model.named_modules()):
-        parent = model.get_submodule(path.rpartition(".")[0])
-        child = path.rpartition(".")[2]
         if isinstance(module, nn.Linear):
             codes = codes_of(path, module.weight, kind)
-            setattr(parent, child, ReferenceLinear(module, codes))
+            parent, _, child = path.rpartition(".")
+            setattr(model.get_submodule(parent), child, ReferenceLinear(module, codes))
         elif type(module).__name__.endswith("RMSNorm"):
-            setattr(parent, child, ReferenceNorm(module))
+            norm = {"weight": module.weight.detach(), "eps": module.variance_epsilon}
+            module.forward = partial(wide_norm, **norm)
     return model

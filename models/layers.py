@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from typing import Any
 
 import numpy as np
@@ -214,10 +214,8 @@ class DecoderLayer(nn.Module):
 
     def published(self, of: Of = itself) -> dict[str, Tensor]:
         """Views of (`of`) the parameters under Hugging Face's names, without the layer's prefix."""
-        views: dict[str, Tensor] = {}
-        for name, child in self.named_children():
-            if isinstance(child, RMSNorm):
-                views[f"{name}.weight"] = of(child.weight)
+        norms = {n: part for n, part in self.named_children() if isinstance(part, RMSNorm)}
+        views = {f"{name}.weight": of(norm.weight) for name, norm in norms.items()}
         kv_width = self.kv_heads * self.head_dim
         parts: tuple[tuple[Linear, dict[str, int]], ...] = (
             (self.qkv, {"q": self.heads * self.head_dim, "k": kv_width, "v": kv_width}),
@@ -274,10 +272,10 @@ class PoolModel(nn.Module):
         """Of the rows between two layers."""
         return self.dtype
 
-    @property
-    def stack(self) -> tuple["DecoderLayer", ...]:
-        """The layers that can be computed as one function; none by default."""
-        return ()
+    @cached_property
+    def stack(self) -> tuple[DecoderLayer, ...]:
+        """The layers, in order."""
+        return tuple(part for part in self.modules() if isinstance(part, DecoderLayer))
 
     def compile_(self, kind: str, borrowed: Mapping[int, Product | None] | None = None) -> None:
         """As `linear.compile_`, and the layers with what they multiply by."""
@@ -364,13 +362,8 @@ class CompiledLayers:
         model = self._model
         shape = (model.num_layers, model.kv_heads, model.head_dim, 1)
         row_1 = torch.zeros(1, dtype=torch.int64)
-        self.run(
-            torch.zeros(1, model.hidden_size),
-            positions_N=row_1,
-            slots_N=row_1,
-            attention=None,
-            kv=KVCache(*shape, dtype=model.dtype),
-        )
+        kv = KVCache(*shape, dtype=model.dtype)
+        self.run(torch.zeros(1, model.hidden_size), row_1, row_1, None, kv=kv)
 
     def takes(self, attention: AttentionPlan) -> bool:
         """Whether a plan is computed here: that of a backend with a way of its own is not."""
@@ -383,38 +376,36 @@ class CompiledLayers:
             return int(array.ctypes.data)
 
         def linear(part: Any) -> list[int]:
-            bias = 0 if part.bias is None else of(part.bias)
-            return [*part.kernel.fields, bias]
+            return [*part.kernel.fields, 0 if part.bias is None else of(part.bias)]
 
         qk_norm = 0 if layer.qk_norm is None else of(layer.qk_norm)
-        norm = 0 if mixes else of(layer.input_layernorm.weight)
-        first = [norm, *linear(layer.qkv), qk_norm]
+        first = [0 if mixes else of(layer.input_layernorm.weight), *linear(layer.qkv), qk_norm]
         last = [of(layer.post_attention_layernorm.weight), *linear(layer.gate_up)]
         return [*first, *linear(layer.o), *last, *linear(layer.down)]
 
     def run(
         self,
         x_NH: Tensor,
-        *,
-        mixed_NW: Tensor | None = None,
-        positions_N: Tensor,
-        slots_N: Tensor,
+        positions: Tensor,
+        slots: Tensor,
         attention: AttentionPlan | None,
+        *,
         kv: KVCache,
+        mixed_NW: Tensor | None = None,
         taps: Sequence[int] = (),
     ) -> list[Tensor]:
         """Rows through all layers -> the rows at each tap before the last, in order, and after the
-        last layer. mixed_NW: the input of the first layer's attention, if it mixes.
-        attention: None sees nothing."""
-        model = self._model
+        last layer. positions, slots: of the rows, int64 of any shape. mixed_NW: the input of the
+        first layer's attention, if it mixes. attention: None sees nothing."""
+        positions_N = positions.reshape(-1)
         rows = x_NH.shape[0]
         inner = [tap for tap in taps if tap < len(self._layers_LA)]
         tapped_TNH = torch.empty(len(inner), *x_NH.shape, dtype=torch.float64)
         groups_X, masks = self._groups(attention, positions_N)
-        cos_N1d, sin_N1d = (angles.double() for angles in model.angles(positions_N))
+        cos_N1d, sin_N1d = (angles.double() for angles in self._model.angles(positions_N))
         wide_NH = x_NH.to(torch.float64, copy=True)
         mixed_NW = wide_NH[:0] if mixed_NW is None else mixed_NW.double().contiguous()
-        slots_N = slots_N.contiguous()
+        slots_N = slots.reshape(-1).contiguous()
         taps_T = np.array(inner, np.int64)
         work = torch.empty(rows * self._row_bytes, dtype=torch.uint8)
         call = self._call_1.copy()
@@ -448,8 +439,7 @@ class CompiledLayers:
         for group in attention.groups if attention is not None else ():
             mask_GqK = group.mask_GqK
             if self._narrow is not None:
-                positions_Gq = group.of_rows(positions_N)
-                mask_GqK = self._narrow(mask_GqK, positions_Gq, group.positions_GK)
+                mask_GqK = self._narrow(mask_GqK, group.of_rows(positions_N), group.positions_GK)
             mask_GqK = mask_GqK.contiguous()
             kept.append(mask_GqK)
             rows = 0

@@ -90,9 +90,7 @@ class Linear(nn.Linear):
 
 
 def compile_(
-    model: nn.Module,
-    kind: str,
-    borrowed: Mapping[int, Product | None] | None = None,
+    model: nn.Module, kind: str, borrowed: Mapping[int, Product | None] | None = None
 ) -> None:
     """Let all linear layers of a model multiply by kernels, and free their plain weights but the
     head's. kind: INT8, INT4, or FULL where `can_compile`. borrowed: products of another model's

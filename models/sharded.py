@@ -19,7 +19,6 @@ from ..ops.blend import Blend
 from ..ops.layer_plan import LayerPlan
 from .decoder import Decoder, Share, part
 from .files import ModelError
-from .layers import DecoderLayer
 from .linear import Linear, replace_
 
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
@@ -75,12 +74,6 @@ class Ranks:
         """The first rank's number; the device is that of the group's tensors. Raises RankLost."""
         return int(self.gather(torch.tensor(number, device=device))[0])
 
-    def check_alike(self, numbers: Sequence[int], device: torch.device) -> None:
-        """Raise ValueError, on every rank, if their numbers differ."""
-        all_RN = self.gather(torch.tensor(numbers, dtype=torch.int64, device=device)).tolist()
-        if any(rank_N != all_RN[0] for rank_N in all_RN):
-            raise ValueError(f"the ranks are not alike: {all_RN}")
-
     def _run(self, what: str, collective: Callable[[Any], Any]) -> None:
         if self.lost:
             raise RankLost(self.lost)
@@ -92,17 +85,12 @@ class Ranks:
             raise RankLost(self.lost) from error
 
 
-def sharded(target: Decoder, group: Any, rank: int, ranks: int) -> Decoder:
-    """The decoder of one rank of a group that computes a target together, a whole replica or a
-    share of one that holds what this rank needs.
+class ShardedDecoder(Decoder):
+    """Implements `Target` on one rank; `kv_heads` are those of the rank and of its pool. replica: a
+    whole one, or a share that holds what this rank needs.
 
     Raises ModelError: the weights are packed or in codes, or this rank's share is not among them.
     Raises ValueError: the ranks have different models, dtypes or numbers of threads."""
-    return target if ranks == 1 else ShardedDecoder(target, Ranks(group, rank, ranks))
-
-
-class ShardedDecoder(Decoder):
-    """Implements `Target` on one rank; `kv_heads` are those of the rank and of its pool."""
 
     def __init__(self, replica: Decoder, ranks: Ranks) -> None:
         config = replica.config
@@ -117,18 +105,36 @@ class ShardedDecoder(Decoder):
         self.whole = True  # together with the other ranks
         for name in ("known_tokens", "notes", "weights", "frequencies", "embed", "norm"):
             setattr(self, name, getattr(replica, name))
+        columns = inner_share.columns
+        heads = inner_share.kv_heads
+        dim = config.head_dim
+
+        def rows(first: int, size: int) -> range:
+            """Of this rank's heads, in blocks of `size` rows behind the first."""
+            return range(first + heads.start * size, first + heads.stop * size)
+
         try:
-            for rank_layer, layer in zip(self.layers, replica.layers, strict=True):
-                assert isinstance(rank_layer, DecoderLayer) and isinstance(layer, DecoderLayer)
-                _share_(rank_layer, layer, inner_share, self.groups, ranks=ranks)
-            rows = inner_share.vocabulary
-            self.lm_head = _Gathered(replica.lm_head, rows, ranks, self.vocab_size)
+            for rank_layer, layer in zip(self.stack, replica.stack, strict=True):
+                for name in ("input_layernorm", "post_attention_layernorm", "qk_norm"):
+                    setattr(rank_layer, name, getattr(layer, name))
+                queries = rows(0, self.groups * dim)
+                keys = rows(layer.heads * dim, dim)
+                values = rows((layer.heads + layer.kv_heads) * dim, dim)
+                up = range(layer.inner + columns.start, layer.inner + columns.stop)
+                rank_layer.qkv = _rows(layer.qkv, (queries, keys, values))
+                rank_layer.gate_up = _rows(layer.gate_up, (columns, up))
+                rank_layer.o = _Summed(layer.o, queries, ranks)
+                rank_layer.down = _Summed(layer.down, columns, ranks)
+            vocabulary = inner_share.vocabulary
+            self.lm_head = _Gathered(replica.lm_head, vocabulary, ranks, self.vocab_size)
         except ValueError as error:
             raise ModelError(config.path, str(error)) from None
         self.eval()
         sizes = [config.num_layers, config.hidden_size, config.heads, config.vocab_size]
         sizes += [self.known_tokens, DTYPES.index(self.dtype), torch.get_num_threads()]
-        ranks.check_alike(sizes, self.embed.device)
+        all_RN = ranks.gather(torch.tensor(sizes, device=self.embed.device)).tolist()
+        if any(rank_N != all_RN[0] for rank_N in all_RN):
+            raise ValueError(f"the ranks are not alike: {all_RN}")
 
     def _check(self, plan: LayerPlan, taps: tuple[int, ...], blend: Blend | None) -> None:
         if blend is not None:
@@ -136,44 +142,17 @@ class ShardedDecoder(Decoder):
         super()._check(plan, taps, blend)
 
 
-def _share_(
-    rank_layer: DecoderLayer, layer: DecoderLayer, share: Share, groups: int, ranks: Ranks
-) -> None:
-    """Give a layer of this rank its views of a layer that holds more; the share is counted from the
-    start of the layer's, `groups` are query heads of a key head."""
-    columns = share.columns
-    dim = layer.head_dim
-
-    def rows(first: int, size: int) -> range:
-        """Of this rank's heads, in blocks of `size` rows behind the first."""
-        return range(first + share.kv_heads.start * size, first + share.kv_heads.stop * size)
-
-    queries = rows(0, groups * dim)
-    keys = rows(layer.heads * dim, dim)
-    values = rows((layer.heads + layer.kv_heads) * dim, dim)
-    up = range(layer.inner + columns.start, layer.inner + columns.stop)
-    for name in ("input_layernorm", "post_attention_layernorm", "qk_norm"):
-        setattr(rank_layer, name, getattr(layer, name))
-    rank_layer.qkv = _rows(layer.qkv, (queries, keys, values))
-    rank_layer.gate_up = _rows(layer.gate_up, (columns, up))
-    rank_layer.o = _Summed(layer.o, queries, ranks)
-    rank_layer.down = _Summed(layer.down, columns, ranks)
-
-
 class _PartLinear(Linear):
     """Parts of a matrix, as views; no parameters of its own."""
 
-    def __init__(self) -> None:
+    def __init__(self, *parts: Linear) -> None:
         nn.Module.__init__(self)
         self.register_parameter("bias", None)
+        self.parts = parts
 
 
 class _Rows(_PartLinear):
     """Several ranges of a matrix's rows: their products, next to each other."""
-
-    def __init__(self, parts: Sequence[Linear]) -> None:
-        super().__init__()
-        self.parts = parts
 
     def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
         assert residual is None
@@ -184,27 +163,25 @@ class _Summed(_PartLinear):
     """Some columns of a matrix: the ranks' products are added up."""
 
     def __init__(self, whole: Linear, columns: range, ranks: Ranks) -> None:
-        super().__init__()
+        super().__init__(_view(whole, range(whole.out_features), columns, bias=not ranks.index))
         self.ranks = ranks
-        self.part = _view(whole, range(whole.out_features), columns, bias=not ranks.index)
 
     def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
         """The first rank adds the residual and the bias."""
-        return self.ranks.sum_(self.part.forward(x, None if self.ranks.index else residual))
+        return self.ranks.sum_(self.parts[0].forward(x, None if self.ranks.index else residual))
 
 
 class _Gathered(_PartLinear):
     """Some rows of the head: every rank gets the logits of all."""
 
     def __init__(self, whole: Linear, rows: range, ranks: Ranks, vocabulary: int) -> None:
-        super().__init__()
+        super().__init__(_view(whole, rows, range(whole.in_features)))
         self.ranks = ranks
-        self.part = _view(whole, rows, range(whole.in_features))
         self.sizes = [len(part(vocabulary, i, ranks.count)) for i in range(ranks.count)]
 
     def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
         assert residual is None
-        rank_RV = self.part.forward(x)
+        rank_RV = self.parts[0].forward(x)
         if not x.shape[0]:
             return rank_RV.new_empty(0, sum(self.sizes))
         padded_RV = F.pad(rank_RV, (0, max(self.sizes) - rank_RV.shape[1]))
@@ -216,7 +193,7 @@ def _rows(whole: Linear, ranges: Sequence[range]) -> Linear:
     columns = range(whole.in_features)
     if sum(map(len, ranges)) == whole.out_features:
         return _view(whole, range(whole.out_features), columns)
-    return _Rows([_view(whole, span, columns) for span in ranges])
+    return _Rows(*(_view(whole, span, columns) for span in ranges))
 
 
 def _view(whole: Linear, rows: range, columns: range, bias: bool = True) -> Linear:

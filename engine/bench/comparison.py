@@ -27,7 +27,7 @@ from ..run.core import STATUS_CODES, Status, StopSignal, drive
 from ..run.scoring import probe_blends
 from ..run.session import recorded
 from ..run.writer import made_with
-from ..shell import complain, measuring, working
+from ..shell import complain, working
 from .experiment import DRAWS, FIGURES, LEVEL, PER_TOKEN, Estimate, Prepared, references_of
 from .peers import with_peers
 from .sides import (
@@ -71,7 +71,7 @@ def compare_jobs(prepared: Prepared, files: RunFolder | None = None) -> Comparis
     UsageError, ModelError, GraphError, PromptError."""
     jobs = prepared.jobs
     items = jobs[0].prompts
-    with measuring(f"loading models for {len(jobs)} graphs ...") as show:
+    with working(f"loading models for {len(jobs)} graphs ...", bar=True) as show:
         models = SharedModels()
         common = set(jobs[0].options.sets).intersection(*(job.options.sets for job in jobs))
         sides = []

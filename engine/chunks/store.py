@@ -103,17 +103,28 @@ class ChunkStore:
         self.bytes -= 0 if entry is None else entry.chunk.bytes
 
     def _load(self, key: ChunkKey) -> _Entry | None:
+        """The chunk of a key's file, mapped into memory; None without a file that is valid."""
         if self.files is None:
             return None
+        path = self.files.path(key.digest)
         try:
             info = self.files.read_info(key.digest)
-            chunk = _read(self.files.path(key.digest))
+            with torch.inference_mode(False), safe_open(path, framework="pt") as file:
+                expected = (file.metadata() or {}).get("sha256")
+                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            if set(tensors) - {"features"} != {"keys", "values"}:
+                raise ValueError(f"holds {', '.join(sorted(tensors))}, not keys and values")
+            if _checksum(tensors) != expected:
+                raise ValueError("damaged, its digest differs from its header")
+            chunk = ChunkKV(tensors["keys"], tensors["values"], tensors.get("features"))
             _check(key, chunk)
         except FileNotFoundError:
             return None
-        except ValueError as error:
-            place = "" if isinstance(error, DamagedChunk) else f"{self.files.path(key.digest)}: "
-            self.notes.append(f"{place}{error}")
+        except (SafetensorError, OSError, RuntimeError, ValueError) as error:
+            place = "" if isinstance(error, DamagedChunk) else f"{path}: "
+            what = "" if isinstance(error, ValueError) else "cannot be read: "
+            if path.exists():  # another process may have dropped it
+                self.notes.append(f"{place}{what}{error}")
             return None
         chunk = _on(chunk, self.device)
         return None if chunk.bytes > self.max_bytes else _Entry(info.name, chunk, _versions(chunk))
@@ -147,8 +158,8 @@ class ChunkStore:
 
 
 def _check(key: ChunkKey, chunk: ChunkKV) -> None:
-    tensors = _named(chunk)
-    dtypes = sorted({str(tensor.dtype).removeprefix("torch.") for tensor in tensors.values()})
+    tensors = _named(chunk).values()
+    dtypes = sorted({str(tensor.dtype).removeprefix("torch.") for tensor in tensors})
     if dtypes != [key.dtype]:
         raise ValueError(f"the chunk is in {' and '.join(dtypes)}, not in {key.dtype}")
     keys_LRgd = chunk.keys_LRgd
@@ -181,23 +192,6 @@ def _on(chunk: ChunkKV, device: torch.device, *, copy: bool = False) -> ChunkKV:
 
 def _versions(chunk: ChunkKV) -> tuple[int, ...]:
     return tuple(tensor._version for tensor in _named(chunk).values())
-
-
-def _read(path: Path) -> ChunkKV:
-    """A chunk's tensors, mapped into memory; raises FileNotFoundError, DamagedChunk."""
-    try:
-        with torch.inference_mode(False), safe_open(path, framework="pt") as file:
-            expected = (file.metadata() or {}).get("sha256")
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except (SafetensorError, OSError, RuntimeError) as error:
-        if not path.exists():
-            raise FileNotFoundError(path) from None
-        raise DamagedChunk(f"{path}: cannot be read: {error}") from None
-    if set(tensors) - {"features"} != {"keys", "values"}:
-        raise DamagedChunk(f"{path}: holds {', '.join(sorted(tensors))}, not keys and values")
-    if _checksum(tensors) != expected:
-        raise DamagedChunk(f"{path}: damaged, its digest differs from its header")
-    return ChunkKV(tensors["keys"], tensors["values"], tensors.get("features"))
 
 
 def _checksum(tensors: Mapping[str, Tensor]) -> str:
@@ -291,8 +285,7 @@ def chunks_for(program: Program, models: "Models", store: ChunkStore | None) -> 
         message = "bottom_right cannot be used: layers of this model have a sliding window"
         raise wrong(message, "mask")
     drafter = models.drafter if program.graph.drafter.has_model else None
-    if store is None:
-        store = ChunkStore(CHUNK_BYTES, device=models.device)
+    store = store or ChunkStore(CHUNK_BYTES, device=models.device)
     weights = "" if store.files is None else model_hash(target.config.path.parent)
     models = replace(models, drafter=drafter)
     return ChunkLibrary.of(store, models, weights, collect=blend.collect)

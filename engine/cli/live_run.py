@@ -94,7 +94,7 @@ def _watched(
     options = job.options
     lines = options.no_tui or options.explain_rounds or options.workers is not None
     live = not (lines or options.quiet) and usable(console, dict(os.environ))
-    pauses: list[Pause] = [delay(options.slow, recorder, stop)] if options.slow else []
+    pauses: list[Pause] = [delay(options.step_delay, recorder, stop)] if options.step_delay else []
     halts: Any = {}
     if options.step or options.breaks:
         live = live and sys.stdin.isatty()

@@ -12,7 +12,7 @@ import typer
 from typer import Exit
 from typer.core import TyperGroup
 
-from ..shell import one_line_for_faults, open_streams, show_renamed_keys, user_errors
+from ..shell import complain, one_line_for_faults, open_streams, show_renamed_keys, user_errors
 from ..signals import let_close
 from .completing import command_line
 
@@ -55,6 +55,14 @@ COMMANDS = (
     Command("cache", "models", "Cached chunks of documents: add, list, drop."),
     Command("doctor", "doctor", "Report the environment and test the installation."),
 )
+
+RENAMED = {  # options by their old names, which this release still reads
+    "--patience": "--read-timeout",
+    "--stall": "--write-timeout",
+    "--grace": "--shutdown-timeout",
+    "--slow": "--step-delay",
+    "--skip-scan": "--no-nan-check",
+}
 
 EXIT_CODES = (
     "Exit codes: 0 good, 1 the run failed, 2 wrong usage, 3 a graph or configuration has problems, "
@@ -114,6 +122,15 @@ def _root(version: bool = VERSION) -> None:
     pass
 
 
+def _current(word: str) -> str:
+    """An argument with the present name of its option, and a warning about an old one."""
+    old, *value = word.split("=", 1)
+    if old not in RENAMED:
+        return word
+    complain(f"{old} is now called {RENAMED[old]}")
+    return "=".join((RENAMED[old], *value))
+
+
 def main(argv: Sequence[str] | None = None) -> None:
     """The command line of this process, or the arguments of a call from Python."""
     words = list(sys.argv[1:] if argv is None else argv)
@@ -121,6 +138,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     names = [word for word in named if not word.startswith("-")][:1]
     open_streams()
     show_renamed_keys()
+    end = words.index("--") if "--" in words else len(words)
+    words[:end] = map(_current, words[:end])
     # Spinning threads halve the speed when other processes use the CPU; passive waiting costs a
     # fifth on an idle machine.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")

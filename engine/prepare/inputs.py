@@ -127,10 +127,10 @@ def read_file(file: Path) -> Prompts:
     unused: set[str] = set()
     for number, line in lines:
         place = f"{file}:{number}"
-        is_plain = not _is_jsonl(file)
-        fields = {"prompt": line.strip()} if is_plain else json_object(line, place, TEXT_KEYS)
+        plain = ("prompt", {"prompt": line.strip()})
+        name, fields = json_object(line, place, TEXT_KEYS) if _is_jsonl(file) else plain
         with _at(place):
-            prompt = _prompt(fields, number)
+            prompt = _prompt(fields, name, number)
             if (same := numbers.setdefault(prompt.key, number)) != number:
                 raise UsageError(f"id {prompt.key!r} is that of line {same} too")
             check_question(prompt.text)
@@ -143,51 +143,51 @@ def read_file(file: Path) -> Prompts:
     return Prompts(tuple(prompts), tuple(notes))
 
 
-def json_object(line: str, place: str, keys: Sequence[str]) -> dict[str, Any]:
-    """The object of one line of a JSONL file, which may hold one of ``keys``; raises UsageError."""
+def json_object(line: str, place: str, keys: Sequence[str]) -> tuple[str, dict[str, Any]]:
+    """The one of ``keys`` that the object of a line of a JSONL file has, and the object; raises
+    UsageError."""
     value = _json_value(line, place)
     if not isinstance(value, dict):
         raise UsageError(f"{place}: a line is a JSON object with a key {' or '.join(keys)}")
-    return value
-
-
-def _prompt(value: Mapping[str, Any], number: int) -> Prompt:
-    """The prompt of one object; of several turns the first."""
-    for name in FOR_ALL.keys() & value.keys():
-        raise UsageError(f"{name!r} cannot be set for one prompt: {FOR_ALL[name]}")
-    names = [key for key in TEXT_KEYS if value.get(key) is not None]
+    names = [key for key in keys if value.get(key) is not None]
     if len(names) != 1:
         which = f"has {' and '.join(names)}" if names else "has none"
-        raise UsageError(f"needs one of {', '.join(TEXT_KEYS)}; it {which}")
-    text = value[names[0]]
-    if isinstance(text, list) and text and names[0] == "turns":
+        raise UsageError(f"{place}: needs one of {', '.join(keys)}; it {which}")
+    return names[0], value
+
+
+def _prompt(value: Mapping[str, Any], name: str, number: int) -> Prompt:
+    """The prompt of one object, whose text is under this name; of several turns the first."""
+    for other in FOR_ALL.keys() & value.keys():
+        raise UsageError(f"{other!r} cannot be set for one prompt: {FOR_ALL[other]}")
+    text = value[name]
+    if isinstance(text, list) and text and name == "turns":
         text = text[0]
     salt = value.get("cache_salt") or ""
-    for name, content in ((names[0], text), ("cache_salt", salt)):
+    for field_name, content in ((name, text), ("cache_salt", salt)):
         if not isinstance(content, str):
-            raise UsageError(f"{name!r} must be a text")
+            raise UsageError(f"{field_name!r} must be a text")
     check_unicode(salt, "cache_salt")
     key = next((value[k] for k in ID_KEYS if value.get(k) is not None), number)
     if isinstance(key, bool) or not isinstance(key, str | int) or not str(key).strip():
         raise UsageError("'id' must be a text or a number")
     if len(str(key)) > MAX_ID or not str(key).isprintable():
         raise UsageError(f"'id' must be at most {MAX_ID} printable characters")
-    for name, least in (("seed", 0), ("max_new_tokens", 1)):
-        count = value.get(name)
+    seed = value.get("seed")
+    budget = value.get("max_new_tokens")
+    for name, count, least in (("seed", seed, 0), ("max_new_tokens", budget, 1)):
         is_number = isinstance(count, int) and not isinstance(count, bool)
         if count is not None and not (is_number and least <= count < 1 << 63):
             raise UsageError(f"{name!r} must be a whole number from {least} on")
     documents = value.get("documents")
     if documents is not None and not isinstance(documents, list):
         raise UsageError("'documents' must be a list")
-    return Prompt(
-        key=str(key),
-        text=text,
-        seed=value.get("seed"),
-        max_new_tokens=value.get("max_new_tokens"),
-        documents=tuple(_numbered_documents(documents or ())),
-        cache_salt=salt,
-    )
+    _check_number(documents or ())
+    own = []
+    for n, document in enumerate(documents or (), 1):
+        with _at(f"document {n}"):
+            own.append(_document(document, n))
+    return Prompt(str(key), text, seed, budget, documents=tuple(own), cache_salt=salt)
 
 
 @contextmanager
@@ -227,13 +227,6 @@ def _documents(file: Path) -> Iterator[Document]:
         value = _json_value(line, place)
         with _at(place):
             yield _document(value, at)
-
-
-def _numbered_documents(values: Sequence[Any]) -> Iterator[Document]:
-    _check_number(values)
-    for number, value in enumerate(values, 1):
-        with _at(f"document {number}"):
-            yield _document(value, number)
 
 
 def _check_number(documents: Sequence[Any]) -> None:

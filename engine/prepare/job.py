@@ -208,8 +208,8 @@ def _check(options: RunOptions) -> None:
     if (options.step or options.breaks) and options.prompt == "-":
         name = "--step" if options.step else "--break"
         raise UsageError(f"{name} reads the keyboard, so the prompt cannot come from there")
-    if options.slow is not None and not 0 <= options.slow <= SLOWEST:
-        raise UsageError(f"--slow takes seconds, 0 to {SLOWEST}")
+    if options.step_delay is not None and not 0 <= options.step_delay <= SLOWEST:
+        raise UsageError(f"--step-delay takes seconds, 0 to {SLOWEST}")
     if options.trace not in (None, "kv"):
         raise UsageError(f"--trace {options.trace}: there is only `kv`")
 

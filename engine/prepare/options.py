@@ -75,7 +75,7 @@ PROMPT = "The question; - reads it from standard input [specsot.yaml's]."
 DOCUMENT = "A text to answer from, or .jsonl of many (title, text); may be repeated."
 CACHE_DIR = "Folder of document chunks for graphs with `blend`."
 BREAK = "Halt only in this state; may be repeated."
-SLOW = "Seconds to wait before each transition; not counted."
+DELAY = "Seconds to wait before each transition; not counted."
 RESUME = "Continue the unfinished run of this folder; keeps its finished answers."
 WORKERS = "Decode on N workers of a cluster (Ray; specsot.yaml's `cluster`)."
 ADDRESS = "Where the workers are: local, or HOST:PORT of Ray [specsot.yaml's]."
@@ -110,12 +110,12 @@ class RunOptions(SessionOptions):
     documents: Sequence[Path] = _option((), DOCUMENT, "--document", metavar="FILE")
     cache_dir: Path | None = _option(None, CACHE_DIR)
     strict: bool = _option(False, "Refuse models of which anything was assumed or ignored.")
-    skip_scan: bool = _option(False, "Do not look for values that are not finite in the target.")
+    no_nan_check: bool = _option(False, "Do not look for values that are not finite in the target.")
     as_json: bool = _option(False, "One JSON document on stdout.", "--json")
     no_tui: bool = _option(False, "Plain lines, no live view.")
     step: bool = _option(False, "Halt before each transition.")
     breaks: Sequence[str] = _option((), BREAK, "--break", metavar="STATE")
-    slow: float | None = _option(None, SLOW, metavar="SECONDS")
+    step_delay: float | None = _option(None, DELAY, metavar="SECONDS")
     expect_digest: str | None = _option(None, "Exit 5 unless the output has this digest.")
     runs_dir: Path = _option(Path("runs"), "Where run folders go.")
     trace: str | None = _option(None, "kv: one trace line per KV operation too.", metavar="kv")
@@ -164,18 +164,14 @@ class ServeOptions:
     max_tokenize: int = option(8, "Texts that are tokenized at once.", min=1)
     max_body: int = option(1 << 20, "Bytes of a request.", min=1024)
     timeout: float = option(600.0, "Seconds of a request.", min=0.1)
-    stall: float = option(30.0, "Seconds an answer may be unread.", min=0.1)
-    patience: float = option(20.0, "Seconds a client has to send a request.", min=0.1)
+    write_timeout: float = option(30.0, "Seconds an answer may be unread.", min=0.1)
+    read_timeout: float = option(20.0, "Seconds a client has to send a request.", min=0.1)
     hang: float = option(10.0, "Seconds an engine may be silent.", min=1.0)
     step_limit: float = option(600.0, "Seconds a step may make no progress.", min=1.0)
     kill_after: float = option(30.0, "Seconds until a hung engine is killed.", min=0.0)
-    grace: float = option(30.0, "Seconds for open requests.", min=0.0)
+    shutdown_timeout: float = option(30.0, "Seconds for open requests.", min=0.0)
     metrics_compat: str | None = option(None, "Metrics under vLLM's names too.", metavar="vllm")
     runs_dir: Path = _option(Path("runs"), "Where run folders are.")
-
-    @property
-    def loopback(self) -> bool:
-        return self.host in LOOPBACK
 
     def check(self) -> None:
         """Raise UsageError for a wrong value, or if other machines could connect without a key."""
@@ -184,7 +180,7 @@ class ServeOptions:
         for origin in self.cors or ():
             if not ORIGIN.fullmatch(origin):
                 raise UsageError(f"--cors {origin}: must be https://HOST, http://HOST:PORT or *")
-        if not (self.loopback or self.keys or self.insecure):
+        if not (self.host in LOOPBACK or self.keys or self.insecure):
             reason = "others could reach the server; give --api-key, or --insecure"
             raise UsageError(f"--host {self.host}: {reason}")
 

@@ -305,7 +305,7 @@ def load(job: Job, *, packed: bool = True, part: tuple[int, int] = (0, 1)) -> Se
         device=options.device,
         dtype=options.dtype,
         weights=options.weights,
-        scan=not options.skip_scan,
+        scan=not options.no_nan_check,
         packed=packed,
         part=part,
     )

@@ -104,9 +104,9 @@ class Api:
         answers = ResponseAnswer(fields, begun) if isinstance(fields, ResponseRequest) else begun
         if not fields.stream:
             return JSONResponse(await answers.whole(request), headers=headers)
-        stall = self.options.stall
+        limit = self.options.write_timeout
         return EventSourceResponse(
-            answers.streamed(), ping=PING, sep="\n", send_timeout=stall, headers=headers
+            answers.streamed(), ping=PING, sep="\n", send_timeout=limit, headers=headers
         )
 
     def graph(self, model: str | None) -> str:

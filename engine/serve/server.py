@@ -46,7 +46,7 @@ QUEUED = 2048  # connections that wait to be accepted
 NO_DESCRIPTOR = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 SPARE = 32  # descriptors for files, processes and connections that are being accepted
 REQUEST_STATES = (h11.IDLE, h11.SEND_BODY)  # of a client, until its request is complete
-TAKEN = 16 << 10  # bytes that a client must take of an answer in each `stall`
+TAKEN = 16 << 10  # bytes that a client must take of an answer in each `write_timeout`
 REFUSALS = {
     400: ("Bad Request", "this is not an HTTP request"),
     408: ("Request Timeout", "the request did not come in time"),
@@ -129,7 +129,7 @@ class AdmissionMiddleware:
             raise ApiError(431, "too many headers, or too long ones")
         host = request.headers.get("host", "").rpartition("@")[2]
         name = re.sub(r":\d+$", "", host).lower()
-        if self.options.loopback and name not in LOOPBACK:
+        if self.options.host in LOOPBACK and name not in LOOPBACK:
             raise ApiError(403, "this server is not called so", code="host_not_allowed")
         path = request.scope["path"]
         if self.options.keys and path not in PUBLIC_PATHS and not path.startswith(PUBLIC_PREFIX):
@@ -152,7 +152,7 @@ class AdmissionMiddleware:
             raise too_long
         body = bytearray()
         try:
-            async with asyncio.timeout(self.options.patience):
+            async with asyncio.timeout(self.options.read_timeout):
                 async for part in request.stream():
                     body += part
                     if len(body) > limit:
@@ -235,7 +235,7 @@ class StrictProtocol(H11Protocol):
         if self.conn.their_state is not h11.IDLE:
             self._stop_timing()
         elif self._deadline is None and not self.transport.is_closing():
-            self._deadline = self.loop.call_later(self._limits.patience, self._refuse, 408)
+            self._deadline = self.loop.call_later(self._limits.read_timeout, self._refuse, 408)
 
     def _stop_timing(self) -> None:
         if self._deadline is not None:
@@ -272,12 +272,12 @@ class StrictProtocol(H11Protocol):
         self._time_reading()
 
     def _time_reading(self) -> None:
-        """Give the client another `stall` seconds to read of what was written."""
+        """Give the client another `write_timeout` seconds to read of what was written."""
         if self._unread is not None:
             self._unread.cancel()
             self._unread = None
         if size := self.transport.get_write_buffer_size():
-            self._unread = self.loop.call_later(self._limits.stall, self._check_read, size)
+            self._unread = self.loop.call_later(self._limits.write_timeout, self._check_read, size)
 
     def _check_read(self, before: int) -> None:
         size = self.transport.get_write_buffer_size()
@@ -320,12 +320,12 @@ class BoundedServer(uvicorn.Server):
 
 
 class DrainingServer(BoundedServer):
-    """The first signal starts a shutdown with `grace` seconds; the second one ends at once."""
+    """The first signal starts a shutdown that takes `timeout` seconds; the second ends at once."""
 
-    def __init__(self, config: uvicorn.Config, api: Api, grace: float) -> None:
+    def __init__(self, config: uvicorn.Config, api: Api, timeout: float) -> None:
         super().__init__(config)
         self.api = api
-        self.grace = grace
+        self.timeout = timeout
         self._drain: asyncio.Task[None] | None = None
 
     @contextmanager
@@ -350,12 +350,12 @@ class DrainingServer(BoundedServer):
             return
         self.api.draining = True
         if count := self.api.router.open:
-            complain(f"{count} requests are open; they have {self.grace:g} s (again: at once)")
+            complain(f"{count} requests are open; they have {self.timeout:g} s (again: at once)")
         self._drain = asyncio.get_running_loop().create_task(self._end())
 
     async def _end(self) -> None:
         with suppress(TimeoutError):
-            async with asyncio.timeout(self.grace):
+            async with asyncio.timeout(self.timeout):
                 while self.api.router.open or self.api.router.tokenizing:
                     await asyncio.sleep(0.05)
         await self.api.router.close()
@@ -425,7 +425,7 @@ async def serve(router: Router, options: ServeOptions) -> int:
     if options.cors:
         middleware = cors(middleware, options.cors)
     config = config_of(middleware, options, most_connections())
-    server = DrainingServer(config, api, options.grace)
+    server = DrainingServer(config, api, options.shutdown_timeout)
 
     async def report_ready() -> None:
         while not router.ready:

@@ -122,8 +122,7 @@ class Answering:
             pieces = [(prompt, False), answer]
         samples.append(Written("answer", (), [pieces]))
         text = self.session.prompts.decode(branch.tokens)
-        ended = branch.finish is Finish.STOP
-        answer_turn = Turn("assistant", text, tuple(branch.tokens), ended)
+        answer_turn = Turn("assistant", text, tuple(branch.tokens), branch.finish is Finish.STOP)
         place = talk.user_turns[turn] + 1
         questions = [later for later in talk.turns[place:] if later.role == "user"]
         return replace(talk, turns=(*talk.turns[:place], answer_turn, *questions))

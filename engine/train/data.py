@@ -1,7 +1,7 @@
 """Packed training rows: several samples per row, each seeing only itself."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 
 import torch
 from torch import Tensor
@@ -29,22 +29,20 @@ Source = Callable[[int], Tokens]  # endless: the sample of a number, always the 
 
 @dataclass(slots=True)
 class TrainingBatch:
-    """Packed `samples`: [rows, length] each; mask [rows, 1, length, length]: a query sees a key."""
+    """Packed samples: [rows, length] each; mask [rows, 1, length, length]: a query sees a key."""
 
     ids: Tensor
     positions: Tensor
     labels: Tensor
     weights: Tensor
     mask: Tensor
-    samples: list[list[Tokens]]
 
     def written(self) -> Tensor:
         """float [rows, length], 1 where the token itself is one that the model has to write."""
         return pad((self.weights >= GOLD)[:, :-1].float(), (1, 0))
 
     def to(self, device: torch.device) -> "TrainingBatch":
-        names = ("ids", "positions", "labels", "weights", "mask")
-        return replace(self, **{name: getattr(self, name).to(device) for name in names})
+        return TrainingBatch(*(getattr(self, part.name).to(device) for part in fields(self)))
 
 
 def trimmed(tokens: Tokens, length: int) -> Tokens:
@@ -71,7 +69,7 @@ def pack(rows: list[list[Tokens]], length: int) -> TrainingBatch:
     same = samples[:, :, None] == samples[:, None, :]
     related = (segments[:, :, None] == segments[:, None, :]) | (segments[:, None, :] == 0)
     mask = (same & related).tril()[:, None]
-    return TrainingBatch(ids, positions, labels, next_weights, mask=mask, samples=rows)
+    return TrainingBatch(ids, positions, labels, next_weights, mask=mask)
 
 
 @dataclass(slots=True)

@@ -3,7 +3,7 @@
 import json
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain
@@ -65,7 +65,8 @@ def read_conversations(file: Path, *, questions: bool = False) -> list[Conversat
     conversations = []
     for number, line in numbered_lines(read_text(file, most=None)):
         place = f"{file}:{number}"
-        conversation = _conversation(json_object(line, place, KEYS), place)
+        key, value = json_object(line, place, KEYS)
+        conversation = _conversation(key, value[key], place)
         if conversation.turns[-1].role == "user" and not questions:
             how = "with `specsot train answers` the target writes it"
             raise UsageError(f"{place}: the last user turn has no answer; {how}")
@@ -75,17 +76,12 @@ def read_conversations(file: Path, *, questions: bool = False) -> list[Conversat
     return conversations
 
 
-def _conversation(value: Mapping[str, Any], place: str) -> Conversation:
-    keys = [key for key in KEYS if value.get(key) is not None]
-    if len(keys) != 1:
-        which = f"has {' and '.join(keys)}" if keys else "has none"
-        raise UsageError(f"{place}: needs one of {', '.join(KEYS)}; it {which}")
-    content = value[keys[0]]
-    if keys[0] == "prompt":
+def _conversation(key: str, content: Any, place: str) -> Conversation:
+    if key == "prompt":
         return Conversation(place, (_turn("user", content, f"{place}: 'prompt'"),))
     if not isinstance(content, list) or not content:
-        raise UsageError(f"{place}: {keys[0]!r} must be a list of messages")
-    role, text = ("role", "content") if keys[0] == "messages" else ("from", "value")
+        raise UsageError(f"{place}: {key!r} must be a list of messages")
+    role, text = ("role", "content") if key == "messages" else ("from", "value")
     turns: list[Turn] = []
     for number, message in enumerate(content, 1):
         where = f"{place}: message {number}"
@@ -119,8 +115,7 @@ Part = tuple[int, list[int], bool]
 
 class ChatCoder:
     """Conversations as ids, in the target's own chat format; ModelError if it has none. Text of the
-    format and of the turns is encoded separately, as in a run, so no turn becomes a control token.
-    """
+    format and of the turns is encoded separately, as in a run: no turn becomes a control token."""
 
     def __init__(self, folder: Path, tokenizer: Any, stops: Sequence[int]) -> None:
         if not tokenizer.chat_template:

@@ -41,8 +41,7 @@ class Blocks:
     @classmethod
     def sample(cls, batch: TrainingBatch, count: int, size: int, coins_BC: Tensor) -> "Blocks":
         """At most `count` blocks a sequence: of the assistant's tokens that another one follows
-        those with the lowest coins (uniform, for each token but the last). ValueError without any.
-        """
+        those with the lowest coins (uniform, for each token but the last). ValueError if none."""
         written_BS = batch.written() > 0.5
         candidates_BC = written_BS[:, :-1] & written_BS[:, 1:]
         count_B1 = candidates_BC.sum(1, keepdim=True)
@@ -144,13 +143,12 @@ def block_loss(
     taps_BSF: Tensor,
     blocks: Blocks,
     *,
-    gamma: float | None = None,
     distillation: float = 0.0,
     teacher_BSH: Tensor | None = None,
 ) -> BlockLoss:
-    """The loss of one step. gamma: row k has weight exp(-(k - 1) / gamma); infinity: no decay,
-    None: `decay_of`. distillation: share of the target's distribution in a row's label, from the
-    inputs of its head (teacher_BSH); the rest is the token itself, as in the paper."""
+    """The loss of one step; row k has weight exp(-(k - 1) / `decay_of`). distillation: share of the
+    target's distribution in a row's label, from the inputs of its head (teacher_BSH); the rest is
+    the token itself, as in the paper."""
     # Only counted rows: the head is the largest product.
     rows = blocks.counted().flatten().nonzero().flatten()
     labels_R = blocks.at(blocks.batch.ids).flatten()[rows]
@@ -166,38 +164,12 @@ def block_loss(
             teacher_RV = wide_logits(before_RH.to(head_VH.dtype), head_VH).softmax(-1)
         soft_R = F.cross_entropy(logits_RV, teacher_RV, reduction="none")
         losses_R = torch.lerp(losses_R, soft_R, distillation)
-    gamma = decay_of(blocks.size) if gamma is None else gamma
-    decay_R = torch.exp(-(rows % blocks.size - 1) / gamma)
+    decay_R = torch.exp(-(rows % blocks.size - 1) / decay_of(blocks.size))
     weight = decay_R.sum()
     right = (logits_RV.argmax(-1) == labels_R).sum()
     # Fixed blocks may count nothing.
     loss = (losses_R * decay_R).sum() / weight.clamp_min(torch.finfo(weight.dtype).tiny)
     return BlockLoss(loss, right / max(len(labels_R), 1), weight)
-
-
-def drafter_config(settings: DFlashTraining, teacher: Teacher) -> DFlashConfig:
-    """The drafter's shape: the target's width, heads and positions. Masks are the tokenizer's, else
-    an unused row of the embedding, else the pad or end token."""
-    target = teacher.config
-    ids = settings.layer_ids or default_layer_ids(target.num_layers, settings.layers)
-    if not 0 <= min(ids) <= max(ids) < target.num_layers:
-        raise UsageError(f"--target-layer-ids {ids}: the target has {target.num_layers} layers")
-    tokenizer = teacher.tokenizer
-    unused = len(tokenizer) if len(tokenizer) < target.vocab_size else None
-    ends = (tokenizer.pad_token_id, tokenizer.eos_token_id, *teacher.stops)
-    usable = (settings.mask_token_id, tokenizer.mask_token_id, unused, *ends)
-    mask = next(int(token) for token in usable if token is not None)
-    if not 0 <= mask < target.vocab_size:
-        raise UsageError(f"--mask-token-id {mask}: the target has {target.vocab_size} tokens")
-    changes = {"path": settings.out / "config.json", "intermediate_size": settings.intermediate}
-    return DFlashConfig(
-        **target.sizes() | changes,
-        reaches=(Reach(),) * settings.layers,
-        layer_ids=ids,
-        block_size=settings.block_size,
-        mask_token_id=mask,
-        target_layers=target.num_layers,
-    )
 
 
 class DFlashTrainer(Trainer):
@@ -207,9 +179,30 @@ class DFlashTrainer(Trainer):
 
     @torch.no_grad()
     def __init__(self, settings: DFlashTraining, teacher: Teacher) -> None:
-        """A drafter of which what has the shape of the target's last layers starts as a copy."""
-        ends = TargetEnds(teacher.embedding, teacher.head)
-        drafter = DFlashDraftModel(drafter_config(settings, teacher), ends)
+        """A drafter with the target's width, heads and positions, of which what has the shape of
+        the target's last layers starts as a copy. Masks are the tokenizer's, else an unused row of
+        the embedding, else the pad or end token."""
+        shape = teacher.config
+        ids = settings.layer_ids or default_layer_ids(shape.num_layers, settings.layers)
+        if not 0 <= min(ids) <= max(ids) < shape.num_layers:
+            raise UsageError(f"--target-layer-ids {ids}: the target has {shape.num_layers} layers")
+        tokenizer = teacher.tokenizer
+        unused = len(tokenizer) if len(tokenizer) < shape.vocab_size else None
+        ends = (tokenizer.pad_token_id, tokenizer.eos_token_id, *teacher.stops)
+        usable = (settings.mask_token_id, tokenizer.mask_token_id, unused, *ends)
+        mask = next(int(token) for token in usable if token is not None)
+        if not 0 <= mask < shape.vocab_size:
+            raise UsageError(f"--mask-token-id {mask}: the target has {shape.vocab_size} tokens")
+        changes = {"path": settings.out / "config.json", "intermediate_size": settings.intermediate}
+        config = DFlashConfig(
+            **shape.sizes() | changes,
+            reaches=(Reach(),) * settings.layers,
+            layer_ids=ids,
+            block_size=settings.block_size,
+            mask_token_id=mask,
+            target_layers=shape.num_layers,
+        )
+        drafter = DFlashDraftModel(config, TargetEnds(teacher.embedding, teacher.head))
         draw_(drafter.published(), settings.seed)
         target = teacher.model.base_model
         drafter.norm.weight.copy_(target.norm.weight)
@@ -222,8 +215,7 @@ class DFlashTrainer(Trainer):
     def loss(self, batch: TrainingBatch, generator: torch.Generator) -> LossReport:
         features_BSF, hidden_BSH, _ = self.teacher.read(batch, self.model.tap_ids)
         coins_BC = torch.rand(batch.ids[:, 1:].shape, generator=generator).to(batch.ids.device)
-        anchors = self.settings.num_anchors
-        blocks = Blocks.sample(batch, anchors, self.model.block_size, coins_BC)
+        blocks = Blocks.sample(batch, self.settings.num_anchors, self.model.block_size, coins_BC)
         share = self.settings.distillation
         soft_BSH = hidden_BSH if share else None
         with self.teacher.low_precision():

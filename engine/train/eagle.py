@@ -26,7 +26,7 @@ from .settings import Eagle2Training, Eagle3Training, EagleTraining
 from .teacher import Teacher, TeacherOutput, attend, copy_equal_, draw_
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class EagleInputs:
     """A batch, whose labels are the tokens behind each, with the target's outputs: of token j its
     tapped hidden states (taps_BSF), of token j + 1 the likeliest token after it (best_BS).
@@ -90,13 +90,9 @@ class EagleTrainer(Trainer):
         if noise is not None and self.noise:  # less for longer texts
             coins = torch.rand(taps_BSF.shape, generator=noise).to(taps_BSF.device)
             taps_BSF = taps_BSF + (coins - 0.5) * (2 * self.noise * 512 / taps_BSF.shape[1])
-        return EagleInputs(
-            batch=batch,
-            taps_BSF=taps_BSF,
-            best_BS=shift(output.best_BS),
-            goals_BSG=goals_BSG,
-            counted_BS=(shift(batch.weights) >= GOLD).float(),
-        )
+        best_BS = shift(output.best_BS)
+        counted_BS = (shift(batch.weights) >= GOLD).float()
+        return EagleInputs(batch, taps_BSF, best_BS, goals_BSG, counted_BS=counted_BS)
 
     def unroll(self, inputs: EagleInputs) -> Iterator[Tensor]:
         """The hidden states of all rows after each step, [B, S, H]."""

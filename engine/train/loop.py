@@ -1,8 +1,7 @@
 """The training loop of all drafters: steps, optimizers, the log, checkpoints, an exact resume.
 
 A step depends on the samples, the seed and the number of the step; on the time only if a limit in
-minutes ends the training. So an interrupted and resumed training takes the same steps as another.
-"""
+minutes ends the training. So an interrupted and resumed training takes the same steps."""
 
 import json
 import math
@@ -31,11 +30,12 @@ from ...models.layers import PoolModel
 from ...models.load.chat_format import SETTINGS, TEMPLATE
 from ...models.load.tokenizer import VOCABULARIES
 from ..errors import UsageError, first_line
-from ..shell import measuring
+from ..prepare.job import model_folder, set_up_torch
+from ..shell import working
 from .data import Packer, TrainingBatch
 from .dataset import Dataset, DatasetBuilder, HeldOutPrompt, held_out_tau
 from .settings import MINUTES, DrafterTraining
-from .teacher import Teacher, load_teacher
+from .teacher import Teacher
 
 UNLIKE_LAYERS = re.compile("embed|lm_head")
 
@@ -144,7 +144,6 @@ def write_json(content: dict[str, Any], path: Path) -> None:
     path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
-IDENTITY_SAMPLES = 8  # samples whose ids identify the dataset
 FREE = (  # settings that may differ when a training is resumed
     *("minutes", "tokens", "steps", "save_minutes", "measure_minutes"),
     *("out", "run", "resume", "force", "device", "threads"),
@@ -203,11 +202,10 @@ class Trainer(ABC):
 
 def train_drafter(kind: type[Trainer], settings: DrafterTraining, source: DatasetBuilder) -> Path:
     """Train to the limit with periodic checkpoints; returns the folder of the exported drafter."""
-    teacher = load_teacher(settings)
+    set_up_torch(settings.threads or torch.get_num_threads(), settings.device)
+    teacher = Teacher(model_folder(settings.target, "target"), settings.device)
     dataset = source(settings, teacher)
     trainer = kind.create(settings, teacher, dataset)
-    if settings.keep_features and dataset.distinct is None:
-        raise UsageError("--keep-features: these texts have no end")
     progress = _restore(trainer, dataset)
     log_file = settings.run_folder / "log.jsonl"
     if log_file.exists():  # later steps will be repeated
@@ -260,7 +258,7 @@ def _step(trainer: Trainer, batch: TrainingBatch, progress: Progress) -> dict[st
 
 def _identity(settings: DrafterTraining, dataset: Dataset) -> dict[str, str]:
     identity = {k: str(v) for k, v in asdict(settings).items() if k not in FREE}
-    samples = [dataset.source(index).ids for index in range(IDENTITY_SAMPLES)]
+    samples = [dataset.source(index).ids for index in range(8)]  # they identify the dataset
     identity["texts"] = sha256(repr((dataset.distinct, samples)).encode()).hexdigest()[:12]
     return identity
 
@@ -303,7 +301,7 @@ def _restore(trainer: Trainer, dataset: Dataset) -> Progress:
 def training_log(path: Path, title: str) -> Iterator[Callable[..., None]]:
     """Yields report(done, standing="", **values), which appends to a log and shows a line."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a", encoding="utf-8") as file, measuring(title) as show:
+    with path.open("a", encoding="utf-8") as file, working(title, bar=True) as show:
 
         def report(done: float, standing: str = "", **values: float) -> None:
             file.write(json.dumps({"done": round(done, 5), **values}) + "\n")

@@ -33,7 +33,6 @@ class DrafterTraining:
     head_lr: float = option(2e-3, "Peak learning rate of the rest.", min=0.0)
     batch_tokens: int = option(3072, "Tokens of an update.", min=16)
     length: int = option(768, "Tokens of a row; longer samples are cut.", min=16)
-    keep_features: bool = option(False, "Read every text once: some KB of memory per token.")
     seed: int = option(5, "Another seed, other samples and weights.")
     resume: bool = option(False, "Continue from the last checkpoint.")
     force: bool = option(False, "Even with other settings or texts.")

@@ -1,7 +1,6 @@
 """The target of a drafter's training: its outputs for a batch, and its greedy answers."""
 
 from collections.abc import Mapping, Sequence
-from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,9 +14,7 @@ from ...models.config import DecoderConfig
 from ...models.families import decoder_config
 from ...models.linear import has_products
 from ...models.load.tokenizer import load_tokenizer, stop_ids
-from ..prepare.job import model_folder, set_up_torch
-from .data import Tokens, TrainingBatch, pack
-from .settings import DrafterTraining
+from .data import TrainingBatch
 
 
 class TeacherOutput(NamedTuple):
@@ -29,9 +26,9 @@ class TeacherOutput(NamedTuple):
 
 
 class Teacher:
-    """A frozen target with its tokenizer; `keep`: outputs stay in memory. Raises ModelError."""
+    """A frozen target with its tokenizer; raises ModelError."""
 
-    def __init__(self, folder: Path, device: str = "cpu", *, keep: bool = False) -> None:
+    def __init__(self, folder: Path, device: str = "cpu") -> None:
         disable_progress_bar()  # type: ignore[no-untyped-call]  # ours is the only one
         self.folder = folder
         self.device = torch.device(device)
@@ -43,8 +40,6 @@ class Teacher:
         self.embedding: Tensor = self.model.get_input_embeddings().weight.detach()
         self.head: Tensor = self.model.get_output_embeddings().weight.detach()
         self.stops = stop_ids(self.config, self.tokenizer)
-        # Outputs in bfloat16 by the samples' `id`, which the reference keeps unique.
-        self._cache: dict[int, tuple[Tokens, TeacherOutput]] | None = {} if keep else None
 
     def encode(self, text: str) -> list[int]:
         return list(self.tokenizer.backend_tokenizer.encode(text, add_special_tokens=False).ids)
@@ -59,29 +54,7 @@ class Teacher:
         exact: bool = False,
     ) -> TeacherOutput:
         """One forward over packed rows; taps are indices of `hidden_states`, 0 the embedding. best:
-        with the most likely tokens. exact: in float32, as in a run, and not kept."""
-        if self._cache is None or exact:
-            return self._run_model(batch, taps, best, exact)
-        for tokens in chain.from_iterable(batch.samples):
-            if id(tokens) not in self._cache:  # alone, so that other samples have no influence
-                row = pack([[tokens]], len(tokens.ids)).to(self.device)
-                output = self._run_model(row, taps, best, exact=False)
-                halves = (x.bfloat16() if x.is_floating_point() else x for x in output)
-                self._cache[id(tokens)] = tokens, TeacherOutput(*(x.cpu() for x in halves))
-        length = batch.ids.shape[1]
-        rows = [[self._cache[id(tokens)][1] for tokens in row] for row in batch.samples]
-
-        def joined(part: int) -> Tensor:
-            rows_SX = [torch.cat([output[part][0] for output in row]) for row in rows]
-            padded = [F.pad(x, (0, 0) * (x.dim() - 1) + (0, length - len(x))) for x in rows_SX]
-            both = torch.stack(padded).to(self.device)
-            return both.float() if both.is_floating_point() else both
-
-        return TeacherOutput(joined(0), joined(1), joined(2))
-
-    def _run_model(
-        self, batch: TrainingBatch, taps: tuple[int, ...], best: bool, exact: bool
-    ) -> TeacherOutput:
+        with the most likely tokens. exact: in float32, as in a run."""
         with self.low_precision(not exact):
             out = run_rows(self.model.base_model, batch, taps=bool(taps))
         last: Tensor = out.last_hidden_state
@@ -159,10 +132,3 @@ def copy_equal_(views: Mapping[str, Tensor], source: Mapping[str, Tensor], skip:
         part = parameter[:, skip:] if skip and projects else parameter
         if name in source and source[name].shape == part.shape:
             part.copy_(source[name])
-
-
-def load_teacher(settings: DrafterTraining) -> Teacher:
-    """The target of a training; sets torch up for it. Raises UsageError, ModelError."""
-    set_up_torch(settings.threads or torch.get_num_threads(), settings.device)
-    folder = model_folder(settings.target, "target")
-    return Teacher(folder, settings.device, keep=settings.keep_features)

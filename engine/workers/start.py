@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     Starts = Callable[..., tuple[EngineCore, Recorder]]  # as `recorded`
 
-SINGLE_OPTIONS = ("step", "breaks", "trace", "slow", "explain_rounds", "probe_blend")
+SINGLE_OPTIONS = ("step", "breaks", "trace", "step_delay", "explain_rounds", "probe_blend")
 
 
 def divided(job: Job) -> Job:
@@ -86,7 +86,7 @@ def on_workers(job: Job) -> Iterator[tuple["Session", "Starts"]]:
     from .worker_groups import WorkerGroups
 
     # The director decodes nothing: its models are checked, and have no weights.
-    options = replace(job.options, device="meta", threads=1, skip_scan=True)
+    options = replace(job.options, device="meta", threads=1, no_nan_check=True)
     session = load(replace(job, options=options))
     with job_workers(job, block) as source, closing(WorkerGroups(source, block)) as workers:
         workers.load_()  # here a signal still raises

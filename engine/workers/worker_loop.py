@@ -63,7 +63,8 @@ def load_message(job: Job, block: ClusterBlock, number: int, part: int) -> proto
     the weights, of `parts_of`."""
     names = [name for name in SESSION if name not in ("outline", "sets")]
     options = {name: asdict(job.options)[name] for name in names} | block.device_of(number)
-    options |= {"skip_scan": job.options.skip_scan, "profile": None, "graph": job.options.graph}
+    options |= {"no_nan_check": job.options.no_nan_check, "profile": None}
+    options["graph"] = job.options.graph
     graph = graph_yaml(job.program.graph)
     return protocol.Load(graph, options, block.together == 1, (part, parts_of(job, block)))
 

@@ -17,22 +17,14 @@ DFLASH_SECTION = "dflash_config"
 LAYERS_KEY = "target_layer_ids"
 STATES_KEY = "aux_hidden_state_layer_ids"
 MASK_KEY = "mask_token_id"
+NOT_OF_LAYERS = ("architectures", "num_target_layers", "block_size", "is_causal", DFLASH_SECTION)
 BLOCK_SIZE = 8  # speculators' default of `block_size`
 DFLASH_POSITIONS = 32768  # Qwen3's default of `max_position_embeddings`
 # Later drafters (Domino, DSpark, DFlash 2) keep the architecture's name and add parts to it.
 LATER_KEYS = (
-    "projector_type",
-    "shift_label",
-    "sample_from_anchor",
-    "pure_draft_prefix_len",
-    "gru_hidden_dim",
-    "markov_rank",
-    "enable_confidence_head",
-    "attention_sink_bias",
-    "conv_kernel_size",
-    "selector_rank",
-    "final_logit_softcapping",
-    "output_multiplier",
+    *("projector_type", "shift_label", "sample_from_anchor", "pure_draft_prefix_len"),
+    *("gru_hidden_dim", "markov_rank", "enable_confidence_head", "attention_sink_bias"),
+    *("conv_kernel_size", "selector_rank", "final_logit_softcapping", "output_multiplier"),
 )
 
 
@@ -68,12 +60,8 @@ def eagle_config(folder: Path, target: DecoderConfig) -> EagleConfig:
             raise fields.wrong(f"has `{key}`: not an EAGLE-1 or EAGLE-2 drafter")
     shape = shape_fields(fields, fields.integer("max_sequence_length", EAGLE_POSITIONS))
     shape["notes"] = (*_layer_notes(fields, fields, "EAGLE-1 and EAGLE-2"), *shape["notes"])
-    config = EagleConfig(
-        **shape,
-        taps=(target.num_layers,),
-        fc_bias=fields.flag("bias", True),
-        qkv_bias=fields.flag("qkv_bias"),
-    )
+    shape |= {"fc_bias": fields.flag("bias", True), "qkv_bias": fields.flag("qkv_bias")}
+    config = EagleConfig(**shape, taps=(target.num_layers,))
     _check_target(config, target, ("target features of width", config.hidden_size))
     return config
 
@@ -100,6 +88,20 @@ class Eagle3Config(DrafterConfig):
             **self.layer_json(),
             "draft_vocab_size": self.draft_vocab_size,
             TAPS_KEY: list(self.taps),
+        }
+
+    def speculators_json(self) -> dict[str, Any]:
+        """config.json in speculators' layout, without the section on the target."""
+        other = self.target_hidden_size != self.hidden_size
+        layer = {"model_type": "llama", "num_hidden_layers": 1, **self.shape_json()}
+        return {
+            "architectures": ["Eagle3Speculator"],
+            "speculators_model_type": "eagle3",
+            "draft_vocab_size": self.draft_vocab_size,
+            "target_hidden_size": self.target_hidden_size if other else None,
+            **dict.fromkeys(SWITCHES, False),
+            TAPS_KEY: self.taps,
+            "transformer_layer_config": layer,
         }
 
 
@@ -140,17 +142,15 @@ def eagle3_config(folder: Path, target: DecoderConfig) -> Eagle3Config:
     if switches["norm_before_fc"] and switches["fc_norm"]:
         raise fields.wrong("`norm_before_fc` and `fc_norm` exclude each other")
     shape["notes"] = (*notes, *layer_notes, *shape["notes"])
+    shape |= switches | dict.fromkeys(("qkv_bias", "o_bias"), bias)
     config = Eagle3Config(
         **shape,
         draft_vocab_size=fields.integer("draft_vocab_size", shape["vocab_size"]),
         target_hidden_size=fields.integer("target_hidden_size", shape["hidden_size"]),
         taps=taps,
-        qkv_bias=bias,
-        o_bias=bias,
         mlp_bias=speculators and layer.flag("mlp_bias"),
         qk_norm=speculators and family == "qwen3",
         speculators=speculators,
-        **switches,
     )
     _check_target(config, target, ("target features of width", config.target_hidden_size))
     if config.draft_vocab_size > config.vocab_size:
@@ -239,6 +239,23 @@ class DFlashConfig(DrafterConfig):
             DFLASH_SECTION: {MASK_KEY: self.mask_token_id, LAYERS_KEY: list(self.layer_ids)},
         }
 
+    def speculators_json(self) -> dict[str, Any]:
+        """config.json in speculators' layout, without the section on the target."""
+        sliding = [reach for reach in self.reaches if reach.window is not None]
+        return {
+            "architectures": ["DFlashSpeculator"],
+            "speculators_model_type": "dflash",
+            "draft_vocab_size": self.vocab_size,
+            "target_hidden_size": None,
+            "block_size": self.block_size,
+            STATES_KEY: [layer_id + 1 for layer_id in self.layer_ids],
+            MASK_KEY: self.mask_token_id,
+            "sliding_window_non_causal": bool(sliding) and not sliding[0].causal,
+            "transformer_layer_config": {
+                k: v for k, v in self.to_json().items() if k not in NOT_OF_LAYERS
+            },
+        }
+
 
 def default_layer_ids(target_layers: int, layers: int) -> tuple[int, ...]:
     """DFlash's rule: evenly from layer 1 to three before the end, halves rounded to even."""
@@ -285,18 +302,10 @@ def dflash_config(folder: Path, target: DecoderConfig) -> DFlashConfig:
     masks = inner.ids(MASK_KEY)
     if len(masks) != 1:
         raise inner.wrong(f"`{DFLASH_SECTION}.{MASK_KEY}` must be one token id")
-    bias = layer.flag("attention_bias")
+    shape |= dict.fromkeys(("qkv_bias", "o_bias"), layer.flag("attention_bias"))
+    shape |= {"target_layers": target_layers, "speculators": speculators, "notes": tuple(notes)}
     config = DFlashConfig(
-        **shape,
-        reaches=reaches,
-        layer_ids=layer_ids,
-        block_size=size,
-        mask_token_id=masks[0],
-        target_layers=target_layers,
-        qkv_bias=bias,
-        o_bias=bias,
-        speculators=speculators,
-        notes=tuple(notes),
+        **shape, reaches=reaches, layer_ids=layer_ids, block_size=size, mask_token_id=masks[0]
     )
     if size < 2:
         raise fields.wrong(f"`block_size` is {size}; an anchor and a draft are 2 or more")

@@ -5,7 +5,7 @@ context before it. The context has no rows in the network: its keys and values a
 the target's hidden states and written into the pool. Arithmetic follows z-lab/dflash."""
 
 from functools import partial
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -46,10 +46,6 @@ class DFlashDraftModel(PoolModel):
         self.layers = nn.ModuleList(DecoderLayer(config) for _ in config.reaches)
         self.norm = RMSNorm(hidden, config.eps)
 
-    @property
-    def stack(self) -> tuple[DecoderLayer, ...]:
-        return cast(tuple[DecoderLayer, ...], tuple(self.layers))
-
     def embed(self, tokens: Tensor) -> Tensor:
         """int64 [...] -> [..., H], the target's embedding in the drafter's dtype."""
         return F.embedding(tokens, self.ends.embed_VH).to(self.dtype)
@@ -80,13 +76,7 @@ class DFlashDraftModel(PoolModel):
     ) -> Tensor:
         x_NH = self.embed(tokens_BQ.flatten())
         if self.compiled is not None and self.compiled.takes(attention):
-            (x_NH,) = self.compiled.run(
-                x_NH,
-                positions_N=positions_BQ.flatten(),
-                slots_N=slots_BQ.flatten(),
-                attention=attention,
-                kv=kv,
-            )
+            (x_NH,) = self.compiled.run(x_NH, positions_BQ, slots_BQ, attention, kv=kv)
         else:
             inputs_of = self.attention_inputs(positions_BQ, slots_BQ, attention)
             for index, layer in enumerate(self.stack):

@@ -10,15 +10,7 @@ from torch import Tensor, nn
 
 from ...ops.attention.backends import AttentionPlan
 from ...ops.kv.pool import KVCache
-from ..layers import (
-    DecoderLayer,
-    Of,
-    PoolModel,
-    RMSNorm,
-    itself,
-    rms_norm,
-    wide_logits,
-)
+from ..layers import DecoderLayer, Of, PoolModel, RMSNorm, itself, rms_norm, wide_logits
 from ..linear import Linear
 from .config import Eagle3Config, EagleConfig
 
@@ -60,21 +52,12 @@ class EagleHead(PoolModel):
         mixed_NW, residual_NH = self.mix(embedding_NH, hidden_BQH.flatten(0, 1))
         if self.compiled is not None and self.compiled.takes(attention):
             (out_NH,) = self.compiled.run(
-                residual_NH,
-                mixed_NW=mixed_NW,
-                positions_N=positions_BQ.flatten(),
-                slots_N=slots_BQ.flatten(),
-                attention=attention,
-                kv=kv,
+                residual_NH, positions_BQ, slots_BQ, attention, kv=kv, mixed_NW=mixed_NW
             )
         else:
             inputs = self.attention_inputs(positions_BQ, slots_BQ, attention)[False]
             out_NH = self.layer(mixed_NW, residual_NH, 0, inputs, kv=kv)
         return torch.unflatten(self.to_features(out_NH), 0, tokens_BQ.shape)
-
-    @property
-    def stack(self) -> tuple[DecoderLayer, ...]:
-        return (self.layer,)
 
     def mix(self, embedding_NH: Tensor, hidden_NH: Tensor) -> tuple[Tensor, Tensor]:
         """Tokens and the features before them -> attention's input [N, W], the residual [N, H]."""

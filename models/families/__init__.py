@@ -56,6 +56,16 @@ class Family:
         dtype = str(fields.get(key) or "").removeprefix("torch.")
         if dtype not in DTYPES:
             raise fields.wrong(f"`{key}` {dtype!r} is not supported ({', '.join(DTYPES[1:])})")
+        # `generate` stops at the ids of generation_config.json where that file exists
+        path = fields.path.with_name("generation_config.json")
+        stops = fields
+        if path.is_symlink() or path.exists():
+            generation = Fields(inside(path.parent, path.name), read_json(path))
+            stops = generation if generation.ids("eos_token_id") else fields
+        eos_ids = stops.ids("eos_token_id")
+        if eos_ids and max(eos_ids) >= shape["vocab_size"]:
+            size = shape["vocab_size"]
+            raise stops.wrong(f"`eos_token_id` is {max(eos_ids)}, the vocabulary has {size}")
         keys = {"qkv_bias": self.qkv_bias, "o_bias": self.o_bias, "mlp_bias": self.mlp_bias}
         shape |= {n: fields.flag(k) if isinstance(k, str) else k for n, k in keys.items()}
         return DecoderConfig(
@@ -67,7 +77,7 @@ class Family:
             tied=fields.flag("tie_word_embeddings"),
             window=window,
             sliding=sliding,
-            eos_ids=_stop_ids(fields, shape["vocab_size"]),
+            eos_ids=eos_ids,
             pad_ids=_other_ids(fields, "pad_token_id"),
             bos_ids=_other_ids(fields, "bos_token_id"),
             dtype=dtype,
@@ -100,23 +110,9 @@ def decoder_config(folder: Path) -> DecoderConfig:
     custom = sorted(CUSTOM_CODE & set(fields.section("auto_map").values))
     if not isinstance(name, str) or name not in by_name or custom:
         what = f"`auto_map` for {', '.join(custom)}" if custom else f"model_type {name!r}"
-        raise fields.wrong(
-            f"{what} is not supported ({', '.join(families())}); remote code is never executed"
-        )
+        reason = f"{what} is not supported ({', '.join(families())})"
+        raise fields.wrong(f"{reason}; remote code is never executed")
     return by_name[name]().config(fields)
-
-
-def _stop_ids(fields: Fields, size: int) -> tuple[int, ...]:
-    """`generate` stops at the ids of generation_config.json where that file exists."""
-    folder = fields.path.parent
-    path = folder / "generation_config.json"
-    if path.is_symlink() or path.exists():
-        generation = Fields(inside(folder, path.name), read_json(path))
-        fields = generation if generation.ids("eos_token_id") else fields
-    ids = fields.ids("eos_token_id")
-    if ids and max(ids) >= size:
-        raise fields.wrong(f"`eos_token_id` is {max(ids)}, the vocabulary has {size}")
-    return ids
 
 
 def _other_ids(fields: Fields, key: str) -> tuple[int, ...]:

@@ -18,15 +18,7 @@ from torch import Tensor
 
 from ..config import ORIGINAL, TRAINED, RopeConfig
 from ..decoder import Decoder
-from ..drafters.config import (
-    DFLASH_SECTION,
-    MASK_KEY,
-    STATES_KEY,
-    SWITCHES,
-    TAPS_KEY,
-    DFlashConfig,
-    Eagle3Config,
-)
+from ..drafters.config import SWITCHES, Eagle3Config
 from ..drafters.eagle import EMBEDDING, LM_HEAD
 from ..families import decoder_config
 from ..files import MODEL_FILES, Fields, ModelError, cause_of, inside, read_fields
@@ -38,7 +30,6 @@ VERSION = "0.8.0"  # of speculators, whose keys these are
 DRAFTS = 3  # of a round: speculators' default for EAGLE-3
 AUTHORS_LAYOUT = {"eagle3": "safeailab", "dflash": "z-lab"}
 LAYER = "layers.0.", "midlayer."  # speculators' name, and SafeAILab's
-NOT_OF_LAYERS = ("architectures", "num_target_layers", "block_size", "is_causal", DFLASH_SECTION)
 UNSUPPORTED = (*SWITCHES, "qkv_bias", "o_bias", "mlp_bias", "qk_norm")  # in SafeAILab's layout
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 SHARD_BYTES = 2 << 30  # bytes of one weight file, and so of memory
@@ -111,53 +102,21 @@ def convert_layout(folder: Path, target_path: Path, layout: str, out: Path, veri
         for copy, name in ((EMBEDDING, table), (LM_HEAD, LM_HEAD if LM_HEAD in ends else table)):
             tensors[copy] = weights.read_tensor(ends[name].path, name)
     save_file(tensors, out / weights.SINGLE, metadata={"format": "pt"})
-    raw = _speculators_json(config, target, verifier) if wrap else config.to_json()
-    (out / "config.json").write_text(json.dumps(raw, indent=2) + "\n", encoding="utf-8")
-
-
-def _speculators_json(
-    config: Eagle3Config | DFlashConfig, target: Decoder, verifier: str
-) -> dict[str, Any]:
-    more: dict[str, Any]
-    kind = "eagle3"
-    name = "Eagle3Speculator"
-    drafts = DRAFTS
-    vocabulary = config.vocab_size
-    width = config.hidden_size
-    if isinstance(config, Eagle3Config):
-        layer = {"model_type": "llama", "num_hidden_layers": 1, **config.shape_json()}
-        more = dict.fromkeys(SWITCHES, False) | {TAPS_KEY: config.taps}
-        vocabulary = config.draft_vocab_size
-        width = config.target_hidden_size
-    else:
-        kind = "dflash"
-        name = "DFlashSpeculator"
-        drafts = config.block_size - 1
-        layer = {k: v for k, v in config.to_json().items() if k not in NOT_OF_LAYERS}
-        sliding = [reach for reach in config.reaches if reach.window is not None]
-        more = {
-            "block_size": config.block_size,
-            STATES_KEY: [layer_id + 1 for layer_id in config.layer_ids],
-            MASK_KEY: config.mask_token_id,
-            "sliding_window_non_causal": bool(sliding) and not sliding[0].causal,
+    raw = config.to_json()
+    if wrap:
+        drafts = DRAFTS if kind == "eagle3" else config.block_size - 1
+        proposal = {"proposal_type": "greedy", "speculative_tokens": drafts}
+        family = target.config.family.capitalize()
+        raw = config.speculators_json() | {
+            "speculators_version": VERSION,
+            "speculators_config": {
+                "algorithm": kind,
+                "default_proposal_method": "greedy",
+                "proposal_methods": [proposal | {"verifier_accept_k": 1, "accept_tolerance": 0.0}],
+                "verifier": {"name_or_path": verifier, "architectures": [f"{family}ForCausalLM"]},
+            },
         }
-    proposal = {"proposal_type": "greedy", "speculative_tokens": drafts}
-    family = target.config.family.capitalize()
-    return {
-        "architectures": [name],
-        "speculators_model_type": kind,
-        "speculators_version": VERSION,
-        "draft_vocab_size": vocabulary,
-        "target_hidden_size": width if width != config.hidden_size else None,
-        **more,
-        "transformer_layer_config": layer,
-        "speculators_config": {
-            "algorithm": kind,
-            "default_proposal_method": "greedy",
-            "proposal_methods": [proposal | {"verifier_accept_k": 1, "accept_tolerance": 0.0}],
-            "verifier": {"name_or_path": verifier, "architectures": [f"{family}ForCausalLM"]},
-        },
-    }
+    (out / "config.json").write_text(json.dumps(raw, indent=2) + "\n", encoding="utf-8")
 
 
 class _Reader(GGUFReader):

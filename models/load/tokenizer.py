@@ -61,7 +61,13 @@ def load_tokenizer(folder: Path, config: DecoderConfig) -> Any:
         reason = f"the tokenizer's highest id is {max_id}"
         raise ModelError(config.path, f"{reason}, the embedding has {config.vocab_size} rows")
     _check_normalizer(folder, tokenizer)
-    check_chat_template(tokenizer)
+    if tokenizer.chat_template:
+        chat = chat_format(tokenizer)
+        with chat.rendering():
+            texts = [(turns, chat.text(turns)) for turns in (TURNS[:1], TURNS)]
+        for turns, text in texts:
+            if not all(turn["content"] in text for turn in turns if turn["role"] == "user"):
+                raise ModelError(chat.path, "the chat template drops the text of a user's turn")
     return tokenizer
 
 
@@ -89,18 +95,6 @@ def _check_normalizer(folder: Path, tokenizer: Any) -> None:
 def stop_ids(config: DecoderConfig, tokenizer: Any) -> tuple[int, ...]:
     """The ids that end an answer: those that the model's files name, and the tokenizer's own."""
     return tuple(sorted({*config.eos_ids, tokenizer.eos_token_id} - {None}))
-
-
-def check_chat_template(tokenizer: Any) -> None:
-    """Raise ModelError if the tokenizer has a template that cannot write a plain conversation."""
-    if not tokenizer.chat_template:
-        return
-    chat = chat_format(tokenizer)
-    with chat.rendering():
-        texts = [(turns, chat.text(turns)) for turns in (TURNS[:1], TURNS)]
-    for turns, text in texts:
-        if not all(turn["content"] in text for turn in turns if turn["role"] == "user"):
-            raise ModelError(chat.path, "the chat template drops the text of a user's turn")
 
 
 def check_same_tokens(drafter: DecoderShape, target: DecoderShape, extra: bool = False) -> None:

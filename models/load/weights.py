@@ -45,10 +45,10 @@ Window = tuple[slice, ...]
 """The part of a stored tensor: of its rows, and of its columns if it has any."""
 
 EVERYTHING = slice(None)
-NO_WINDOWS: Mapping[str, Window] = {}
 LAYER = re.compile(r"(?:model\.)?layers\.(\d{1,6})\.")
 
 Device = torch.device | str
+Place = tuple[torch.dtype, Device]
 Built = TypeVar("Built", bound=nn.Module)
 Drafter = TypeVar("Drafter", Eagle, Eagle3, DFlashDraftModel)
 
@@ -212,29 +212,24 @@ def materialise(module: nn.Module, dtype: torch.dtype, device: torch.device | st
     """Give a module built on `meta` real parameters, all NaN so that an unfilled one is seen."""
     for part in module.modules():
         for name, value in list(part.named_parameters(recurse=False)):
-            if not value.is_meta:  # borrowed from the target
-                continue
-            empty = torch.full(value.shape, torch.nan, dtype=dtype, device=device)
-            setattr(part, name, nn.Parameter(empty, requires_grad=False))
+            if value.is_meta:  # others are borrowed from the target
+                empty = torch.full(value.shape, torch.nan, dtype=dtype, device=device)
+                setattr(part, name, nn.Parameter(empty, requires_grad=False))
         for name, buffer in list(part.named_buffers(recurse=False)):
             setattr(part, name, buffer.to(device))
 
 
 def fill(
-    views: Mapping[str, Tensor],
-    stored: Stored,
-    scan: bool = True,
-    windows: Mapping[str, Window] = NO_WINDOWS,
+    views: Mapping[str, Tensor], stored: Stored, windows: Mapping[str, Window], scan: bool = True
 ) -> None:
     """Copy the stored tensors into the views, a few rows at a time: nothing is in memory twice.
-    scan: ModelError for NaN and infinity in the views' dtype. windows: parts to copy, if any."""
-    ordered = sorted(views, key=lambda name: (stored[name].path, name))
+    windows: parts to copy, if any. scan: ModelError for NaN and infinity in the views' dtype."""
+    filled = [name for name, view in views.items() if not view.is_meta]
+    ordered = sorted(filled, key=lambda name: (stored[name].path, name))
     for path, names in groupby(ordered, lambda name: stored[name].path):
         try:
             with safe_open(path, framework="pt") as file, torch.no_grad():
                 for name in names:
-                    if views[name].is_meta:
-                        continue
                     if bad := _copy(file.get_slice(name), views[name], scan, windows.get(name, ())):
                         raise ModelError(path, f"`{name}` holds {bad} values that are not finite")
         except (SafetensorError, OSError) as error:
@@ -294,7 +289,7 @@ def load_target(
     if tied:
         decoder.lm_head.weight = decoder.embed
     views = _views(decoder, tied)
-    fill(views, stored, scan, {name: window(name, config, share) for name in views})
+    fill(views, stored, {name: window(name, config, share) for name in views}, scan)
     ignored = (f"unexpected tensors ignored: {listed(extra)}",) if extra else ()
     decoder.notes = config.notes + ignored
     return decoder.eval()
@@ -327,8 +322,7 @@ def load_eagle3(
 def load_eagle(
     folder: Path, target: Decoder, dtype: torch.dtype = torch.float32, device: Device = "cpu"
 ) -> Eagle:
-    """An EAGLE-1 or EAGLE-2 drafter, with the target's embedding and head unless it has its own;
-    raises ModelError."""
+    """An EAGLE-1 or EAGLE-2 drafter, with the target's ends unless it has its own; ModelError."""
     stored = _read(folder, "eagle")
     config = eagle_config(folder, target.config)
     drafter = on_meta(config.path, lambda: Eagle(config))
@@ -380,12 +374,7 @@ def _views(module: Decoder | Drafter, absent: Container[str]) -> dict[str, Tenso
 
 
 def _complete_(
-    drafter: Drafter,
-    stored: Stored,
-    target: Decoder,
-    *,
-    place: tuple[torch.dtype, Device],
-    absent: tuple[str, ...] = (),
+    drafter: Drafter, stored: Stored, target: Decoder, place: Place, absent: tuple[str, ...] = ()
 ) -> Drafter:
     """Compare a drafter without memory with its target and its file, then fill it from the file; an
     EAGLE head shares the target's embedding and head where its file lacks them."""
@@ -404,7 +393,7 @@ def _complete_(
     if extra := compare(drafter.config.path.parent, stored, _views(drafter, absent)):
         raise ModelError(stored[extra[0]].path, f"unexpected tensors: {listed(extra)}")
     materialise(drafter, *place)
-    fill(_views(drafter, absent), stored)
+    fill(_views(drafter, absent), stored, {})
     return drafter.eval()
 
 

@@ -168,7 +168,7 @@ def test_unread_whole_answers(tmp_path: Path, report: Report) -> None:
     fields = {"logprobs": True, "top_logprobs": 20, "n": 4, "max_tokens": 190, "ignore_eos": True}
     data = json.dumps({"model": GRAPH, "messages": said(RAIN), **fields}).encode()
     head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(data)}"
-    with serving(tmp_path, GRAPH, "--stall", "5") as served, ExitStack() as stack:
+    with serving(tmp_path, GRAPH, "--write-timeout", "5") as served, ExitStack() as stack:
         size = len(served.chat(model=GRAPH, **fields).content)
         idle = _open_files(served)
         for _ in range(20):

@@ -81,7 +81,7 @@ LONG: dict[str, Any] = {"messages": said(RAIN), "max_tokens": 1500, "ignore_eos"
 
 
 def test_a_second_signal_ends_it_at_once(tmp_path: Path) -> None:
-    with serving(tmp_path, "autoregressive", "--grace", "60") as server:
+    with serving(tmp_path, "autoregressive", "--shutdown-timeout", "60") as server:
         with server.http.stream("POST", "/v1/chat/completions", json={**LONG, "stream": True}):
             server.process.send_signal(signal.SIGINT)
             server.until(lambda: "requests are open" in server.told)
@@ -95,7 +95,7 @@ def test_who_reads_nothing_is_cut_off(tmp_path: Path) -> None:
     fields = {"logprobs": True, "top_logprobs": 20, "stream": True, "n": 4}
     data = json.dumps({**LONG, **fields}).encode()
     head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(data)}"
-    with serving(tmp_path, "autoregressive", "--stall", "1") as server:
+    with serving(tmp_path, "autoregressive", "--write-timeout", "1") as server:
         with socket.socket() as pipe:
             pipe.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             pipe.connect(server.address)

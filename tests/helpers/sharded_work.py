@@ -24,7 +24,7 @@ from specsot.engine.prepare.job import embedded_folder
 from specsot.engine.run.api import Engine, Session
 from specsot.models.files import ModelError
 from specsot.models.load.weights import load_target
-from specsot.models.sharded import RankLost, Ranks, sharded
+from specsot.models.sharded import RankLost, Ranks, ShardedDecoder
 
 LIMIT = 240  # seconds after which a test's ranks are given up
 QUESTIONS = ("Make a plan for a weekend camping trip.", "How should I prepare a home office?")
@@ -70,7 +70,7 @@ def forwards(rank: int, folders: Sequence[Path], ids: Tensor) -> list[dict[str, 
     Ranks._run = counted  # type: ignore[method-assign]
     for folder in folders:
         replica = load_target(folder)
-        shard = sharded(replica, None, rank, dist.get_world_size())
+        shard = ShardedDecoder(replica, Ranks(None, rank, dist.get_world_size()))
         taps = tuple(range(shard.num_layers + 1))
         slots = torch.randperm(2 * len(ids), generator=torch.Generator().manual_seed(2))
         run = Pooled(shard, slots[: len(ids)])
@@ -96,7 +96,7 @@ def from_shares(rank: int, folder: Path, ids: Tensor, dtype: torch.dtype) -> dic
     held = load_target(folder, dtype, part=(rank, dist.get_world_size()))
     store = dist.FileStore(str(folder / f"own{dist.get_world_size()}"), dist.get_world_size())
     group = ProcessGroupGloo(store, rank, dist.get_world_size(), timedelta(seconds=30))
-    shard = sharded(held, group, rank, dist.get_world_size())
+    shard = ShardedDecoder(held, Ranks(group, rank, dist.get_world_size()))
     out = Pooled(shard, torch.arange(len(ids)), dtype).forward(ids, 0)
     return {"logits": out.logits_RV, "copied": copied(shard, held)}
 
@@ -112,7 +112,7 @@ def refused(call: Callable[[], object]) -> str:
 
 def unlike(rank: int, folder: Path) -> str:
     replica = load_target(folder, torch.float64 if rank else torch.float32)
-    return refused(lambda: sharded(replica, None, rank, 2))
+    return refused(lambda: ShardedDecoder(replica, Ranks(None, rank, 2)))
 
 
 def late(rank: int) -> tuple[float, list[str]]:
@@ -135,7 +135,8 @@ def models_of(kind: str, rank: int | None) -> Models:
     models = with_drafter(models, embedded_folder(kind), kind) if kind else models
     if rank is None:
         return models
-    return replace(models, target=sharded(models.target, None, rank, dist.get_world_size()))
+    ranks = Ranks(None, rank, dist.get_world_size())
+    return replace(models, target=ShardedDecoder(models.target, ranks))
 
 
 def runs(rank: int | None, cases: Sequence[tuple[str, str, tuple[str, ...]]]) -> dict[str, Any]:
@@ -168,7 +169,7 @@ def measured(rank: int) -> str:
 def greedy(rank: int | None, folder: Path, ids: Tensor) -> tuple[list[int], int]:
     model = load_target(folder)
     if rank is not None:
-        model = sharded(model, None, rank, dist.get_world_size())
+        model = ShardedDecoder(model, Ranks(None, rank, dist.get_world_size()))
     run = Pooled(model, torch.arange(len(ids) + 24))
     run.forward(ids[:-1], 0)
     tokens = [ids[-1]]

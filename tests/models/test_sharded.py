@@ -16,7 +16,7 @@ from specsot.models.families import decoder_config
 from specsot.models.files import ModelError
 from specsot.models.linear import pack_
 from specsot.models.load.weights import load_target, window
-from specsot.models.sharded import Ranks, ShardedDecoder, place, sharded
+from specsot.models.sharded import Ranks, ShardedDecoder, place
 
 ALIKE = ("llama-biases-head_dim", "mistral-window", "qwen2-tied-theta", "qwen3-biases-layer_types")
 SOME = {
@@ -107,7 +107,6 @@ def test_ranks_do_not_share_rows_of_codes(folders: dict[str, Path]) -> None:
 
 def test_what_cannot_be(folders: dict[str, Path], found: Any) -> None:
     replica, nobody = load_target(folders["uneven"]), Ranks(None, 0, 2)
-    assert sharded(replica, None, 0, 1) is replica
     with pytest.raises(ModelError, match="were not loaded here"):
         ShardedDecoder(load_target(folders["uneven"], part=(1, 2)), nobody)
     with pytest.raises(ValueError, match="part 2 of 2 does not exist"):

@@ -86,6 +86,14 @@ def test_options_mirror_the_environment(
     assert "--expect-digest" in cli.err
 
 
+def test_old_names_of_options_are_read_with_a_warning(cli: CommandLine) -> None:
+    assert cli("run", "bim_eagle", "x", "--slow=-1") == Code.USAGE
+    renamed = "specsot: --slow is now called --step-delay\n"
+    assert cli.err == f"{renamed}specsot: --step-delay takes seconds, 0 to 3600\n"
+    assert cli("run", "bim_eagle", "x", "--step-delay", "-1", "--", "--slow") == Code.USAGE
+    assert "is now called" not in cli.err
+
+
 def test_a_fault_is_one_line(monkeypatch: pytest.MonkeyPatch, cli: CommandLine) -> None:
     def breaks(table: object = None) -> None:
         raise KeyError("oh")

@@ -213,7 +213,7 @@ def test_lines_without_a_terminal_or_one_picture(kept: Any, cli: CommandLine) ->
     assert cli.err.count("note: ") == 2 and "drafts are not in this run folder" in cli.err
 
 
-# -- --slow ---------------------------------------------------------------------------------------
+# -- --step-delay ---------------------------------------------------------------------------------
 
 
 def test_a_slow_run_has_the_figures_of_a_fast_one(
@@ -228,7 +228,7 @@ def test_a_slow_run_has_the_figures_of_a_fast_one(
         return status
 
     monkeypatch.setattr(live_run, "drive", timed)
-    assert kept.run(slow=0.05) == Code.OK
+    assert kept.run(step_delay=0.05) == Code.OK
     metrics, records = kept.read("metrics.json"), kept.lines("trace.jsonl")
     waited = 0.05 * sum(one["kind"] == "move" for one in records)
     limit = took[0] - waited / 2  # the run itself takes less than what is left

@@ -55,7 +55,7 @@ class SmallServer:
 
     @contextmanager
     def running(self) -> Iterator["SmallServer"]:
-        options = ServeOptions(port=0, stall=0.4)
+        options = ServeOptions(port=0, write_timeout=0.4)
         listener = listen(options)
         self.address = listener.getsockname()
         app = AdmissionMiddleware(self.app, options, ServerMetrics(None))

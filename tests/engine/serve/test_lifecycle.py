@@ -32,8 +32,8 @@ LONG: dict[str, Any] = {"max_tokens": 1500, "ignore_eos": True}
 @pytest.fixture(scope="module")
 def strict(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     folder = tmp_path_factory.mktemp("strict")
-    words = ("autoregressive", "--max-queue", "3", "--timeout", "60", "--grace", "60")
-    words += ("--patience", "3", "--max-tokenize", "2")
+    words = ("autoregressive", "--max-queue", "3", "--timeout", "60", "--shutdown-timeout", "60")
+    words += ("--read-timeout", "3", "--max-tokenize", "2")
     with serving(folder, *words, SPECSOT_API_KEY=KEY) as server:
         server.http.headers["authorization"] = f"Bearer {KEY}"
         yield server
@@ -292,7 +292,7 @@ def breaking(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     (folder / "fragile.yaml").write_text(broken.replace("name: decode", "name: fragile"))
     (folder / "breaking.py").write_text(BREAKING)
     path = os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])
-    words = ("fragile.yaml", "--hang", "3", "--step-limit", "1", "--grace", "0.5")
+    words = ("fragile.yaml", "--hang", "3", "--step-limit", "1", "--shutdown-timeout", "0.5")
     with serving(folder, *words, PYTHONPATH=path) as server:
         yield server
         assert server.process.poll() in (None, 0) and "Traceback" not in server.told

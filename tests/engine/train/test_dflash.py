@@ -11,6 +11,7 @@ from helpers.sequences import DFLASH_GOLDEN, Pair, golden_pair
 from safetensors.torch import load_file
 from torch import Tensor
 
+from specsot.engine.train import dflash
 from specsot.engine.train.data import Tokens, TrainingBatch, pack
 from specsot.engine.train.dflash import Blocks, block_loss, decay_of
 from specsot.models.drafters.config import Reach
@@ -47,7 +48,7 @@ def texts(ids_BS: Tensor, written_BS: Tensor) -> TrainingBatch:
     mask = torch.ones(length, length, dtype=torch.bool).tril().expand(rows, 1, -1, -1)
     positions = torch.arange(length).expand(rows, -1)
     labels, weights = ids_BS.roll(-1, 1), written_BS.roll(-1, 1)
-    return TrainingBatch(ids_BS, positions, labels, weights, mask, [])
+    return TrainingBatch(ids_BS, positions, labels, weights, mask)
 
 
 def varied(drafter: DFlashDraftModel, reaches: tuple[Reach, ...]) -> DFlashDraftModel:
@@ -68,11 +69,16 @@ def test_inputs_labels_and_what_counts(blocks: Blocks, step: dict[str, Tensor]) 
 
 @pytest.mark.parametrize("name", GAMMAS)
 def test_losses_accuracy_and_gradients(
-    name: str, drafter: DFlashDraftModel, blocks: Blocks, step: dict[str, Tensor]
+    name: str,
+    drafter: DFlashDraftModel,
+    blocks: Blocks,
+    step: dict[str, Tensor],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     facts = FACTS["losses"][name]
+    monkeypatch.setattr(dflash, "decay_of", lambda size: GAMMAS[name])
     drafter.requires_grad_(True)
-    found = block_loss(drafter, step["target_hidden"], blocks, gamma=GAMMAS[name])
+    found = block_loss(drafter, step["target_hidden"], blocks)
     assert found.loss.item() == pytest.approx(facts["loss"], rel=1e-5)
     assert found.accuracy.item() == pytest.approx(facts["accuracy"], rel=1e-6)
     assert (found.loss * found.weight).item() == pytest.approx(facts["loss_numerator"], rel=1e-5)
@@ -138,16 +144,19 @@ def test_blocks_in_training_are_the_blocks_of_inference(
 
 
 def test_distillation_with_what_the_target_says(
-    drafter: DFlashDraftModel, blocks: Blocks, step: dict[str, Tensor]
+    drafter: DFlashDraftModel,
+    blocks: Blocks,
+    step: dict[str, Tensor],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(dflash, "decay_of", lambda size: math.inf)
     taps = step["target_hidden"]
     teacher_BSH = torch.randn(*taps.shape[:2], drafter.config.hidden_size)
-    said: dict[str, Any] = {"gamma": math.inf, "teacher_BSH": teacher_BSH}
     none, half, whole = (
-        block_loss(drafter, taps, blocks, **said, distillation=share).loss
+        block_loss(drafter, taps, blocks, distillation=share, teacher_BSH=teacher_BSH).loss
         for share in (0.0, 0.5, 1.0)
     )
-    torch.testing.assert_close(none, block_loss(drafter, taps, blocks, gamma=math.inf).loss)
+    torch.testing.assert_close(none, block_loss(drafter, taps, blocks).loss)
     torch.testing.assert_close(half, (none + whole) / 2)
     drafts_BMPH = blocks.hidden(drafter, taps).view(*blocks.places_BMP.shape, -1)
     losses = []

@@ -352,7 +352,6 @@ def test_losses_accuracies_and_gradients_of_eagle3(tmp_path: Path, monkeypatch: 
         positions=torch.arange(length).expand(rows, -1),
         weights=step["loss_mask"],
         mask=visible_BSS[:, None],
-        samples=[],
     )
     inputs = EagleInputs(
         batch=batch,

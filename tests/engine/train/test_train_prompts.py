@@ -3,7 +3,6 @@
 import json
 from dataclasses import replace
 from pathlib import Path
-from random import Random
 from typing import Any
 
 import pytest
@@ -230,26 +229,6 @@ def test_outlines_and_parts_are_trained_on_as_they_were_seen(
     assert counted_S.sum() > 40 and not (counted_S & first_S).any()
     right_S = best_S == batch.labels[0]
     assert right_S[counted_S].all(), "every token is the target's own, at its place"
-
-
-def test_what_is_kept_of_a_text_is_what_the_target_says_of_it(teacher: Teacher) -> None:
-    draw = Random(3)
-    texts = ([draw.randrange(9, 900) for _ in range(size)] for size in (12, 30, 7, 21))
-    samples = [Tokens.linear(ids, [1.0] * len(ids)) for ids in texts]
-    keeping, taps = Teacher(EMBEDDED, keep=True), (2, 4)
-    batches = [pack([samples[:2], samples[2:]], 48), pack([samples[::-1]], 80)]
-    for batch in batches:
-        kept = keeping.read(batch, taps, best=True)
-        said = teacher.read(batch, taps, best=True)
-        for mine, theirs in zip(kept[:2], said[:2], strict=True):
-            there = (mine != 0).any(-1, keepdim=True)
-            assert ((mine - theirs) * there).norm() < 0.02 * (theirs * there).norm()
-        there_BS = (kept.hidden_BSH != 0).any(-1)
-        same_BS = (kept.best_BS == said.best_BS)[there_BS]
-        assert len(same_BS) > 40 and same_BS.float().mean() > 0.95
-    again = keeping.read(batches[1], taps, best=True).features_BSF[0, : len(samples[3].ids)]
-    first = keeping.read(batches[0], taps, best=True).features_BSF[1, 7:28]
-    assert torch.equal(again, first), "in whatever batch it stands"
 
 
 def test_a_held_out_line_is_drafted_branch_by_branch(tmp_path: Path, teacher: Teacher) -> None:

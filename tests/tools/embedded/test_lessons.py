@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from specsot.engine.errors import UsageError
 from specsot.engine.prepare.job import embedded_folder
 from specsot.engine.train.settings import DrafterTraining
-from specsot.engine.train.teacher import load_teacher
+from specsot.engine.train.teacher import Teacher
 from specsot.models.load.weights import load_target
 from tools.embedded.lessons import corpus_lessons
 from tools.embedded.train import app
@@ -19,7 +19,7 @@ SETTINGS = DrafterTraining(out=Path("out"), held_out=2)
 
 
 def test_the_corpus_and_its_held_out_prompts() -> None:
-    teacher = load_teacher(SETTINGS)
+    teacher = Teacher(embedded_folder("target"))
     lessons = corpus_lessons(SETTINGS, teacher)
     assert lessons.distinct is None and lessons.source(7) == lessons.source(7)
     assert {held.kind for held in lessons.held_out} == {"outline", "part", "reading"}
