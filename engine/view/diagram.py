@@ -32,20 +32,6 @@ def mermaid(graph: Graph) -> str:
     return "\n".join(lines)
 
 
-def lifecycles() -> str:
-    """The lifecycles of requests and branches as Mermaid state diagrams, with comments."""
-    from ...states.request import ENDED_STAGES, LIFECYCLES, Stage
-
-    lines: list[str] = []
-    for kind, transitions in LIFECYCLES.items():
-        lines += [f"%% the life of a {kind}", "stateDiagram-v2", f"  [*] --> {Stage.WAITING}"]
-        for move in transitions:
-            lines.append(f"  %% {move.name}: {move.doc}")
-            lines += [f"  {source} --> {move.target}: {move.name}" for source in move.sources]
-        lines += [f"  {stage} --> [*]" for stage in ENDED_STAGES]
-    return "\n".join(lines)
-
-
 def describe_graph(program: Program, *, layers: int = 0) -> str:
     """A graph in words: its blocks, its states, their ops with functions and settings, its
     transitions; of a graph that reuses cached rows the status of each of `layers` layers (0:
@@ -70,20 +56,15 @@ def describe_graph(program: Program, *, layers: int = 0) -> str:
     parts += ["", "transitions (the first whose guard holds)"]
     rows = [(e.from_, f"> {e.to}", f"when {e.when}" if e.when else "") for e in graph.transitions]
     parts += [f"  {line}" for line in aligned(rows)]
-    if others := sorted(set(_from_elsewhere(program))):
-        parts += ["", "from other packages", *(f"  {line}" for line in aligned(others))]
     return "\n".join(parts)
 
 
 def describe_words(table: OpTable) -> str:
-    """The vocabulary of graphs: ops with their variants, guards, and blackboard keys."""
-    lines = ["ops: what they read -> what they write (settings; kinds of layout or drafter)"]
-    for name in sorted(table.ops):
-        for entry in table.ops[name]:
-            kinds = " ".join(entry.declared.layouts + entry.declared.drafters)
-            settings = " ".join(setting.name for setting in entry.settings)
-            lines += [f"  {name}: {entry.doc}"]
-            lines += [f"      {_flow(entry)} ({settings or '-'}; {kinds or '-'})"]
+    """The vocabulary of graphs: ops, guards, and blackboard keys."""
+    lines = ["ops: what they read -> what they write (settings)"]
+    for name, entry in sorted(table.ops.items()):
+        settings = " ".join(setting.name for setting in entry.settings)
+        lines += [f"  {name}: {entry.doc}", f"      {_flow(entry)} ({settings or '-'})"]
     guards = [(f"  {name}", " ".join(e.reads), e.doc) for name, e in sorted(table.guards.items())]
     values = [(f"  {key.name}", str(key.lifetime), key.holds) for key in VOCABULARY]
     lines += ["", *aligned([("guards", "reads", ""), *guards])]
@@ -118,17 +99,6 @@ def _plans(blend: BlendBlock, layers: int) -> Iterator[str]:
         return
     rows = [(name, *(status.name for status in plan)) for name, plan in plans.items()]
     yield from (f"  {line}" for line in aligned(rows))
-
-
-def _from_elsewhere(program: Program) -> Iterator[tuple[str, str, str]]:
-    """Ops, guards and drafter of other packages: names and places."""
-    entries = [step.entry for steps in program.steps.values() for step in steps]
-    for entry in (*entries, *program.guards.values()):
-        if not entry.module.startswith(PACKAGE):
-            yield entry.name, f"{entry.module}.{entry.function}", f"{entry.file}:{entry.line}"
-    drafter = type(program.graph.drafter)
-    if not drafter.__module__.startswith(PACKAGE):
-        yield f"drafter {drafter.kind_name()}", f"{drafter.__module__}.{drafter.__qualname__}", ""
 
 
 def _brief(value: Any) -> str:

@@ -93,7 +93,7 @@ class _Checks:
         guards = dict(table.guards)
         for at, call, _ in graph.calls(table):
             if entry := self._named((*at, "op"), "op", call.op):
-                ops[call.op] = (entry,)
+                ops[call.op] = entry
         for i, edge in enumerate(graph.transitions):
             name = edge.when or ""
             if entry := self._named(("transitions", i, "when"), "guard", name):
@@ -148,7 +148,7 @@ class _Checks:
             self._call(path, call, entry)
         needed = {block for _, _, entry in self.calls if entry for block in entry.declared.needs}
         for block in OPTIONAL_BLOCKS:
-            users = {e.name for es in table.ops.values() for e in es if block in e.declared.needs}
+            users = {e.name for e in table.ops.values() if block in e.declared.needs}
             if users and block not in needed and getattr(graph, block) is not None:
                 message = f"no state runs an op that reads this block: {', '.join(sorted(users))}"
                 self.report((block,), message, ProblemCode.UNUSED_BLOCK, key=True)
@@ -158,15 +158,10 @@ class _Checks:
 
     def _call(self, at: KeyPath, call: Call, entry: OpEntry | None) -> None:
         graph = self.graph
-        if call.op not in self.table.ops:
+        if entry is None:
             if ":" not in call.op:
                 message = f"no op {quoted(call.op)}{hint(call.op, self.table.ops)}"
                 self.report((*at, "op"), self._with_faults(message), ProblemCode.NO_OP)
-            return
-        if entry is None:
-            kinds = f"layout {graph.layout.kind!r} with drafter {graph.drafter.kind!r}"
-            message = self._with_faults(f"op {call.op!r} does not run under {kinds}")
-            self.report((*at, "op"), message, ProblemCode.NO_VARIANT)
             return
         settings = {s.name: s for s in entry.settings}
         for key, value in call.with_.items():

@@ -274,8 +274,8 @@ def _rename_in_ops(source: Source, table: OpTable | None, renamed: list[str]) ->
             settings = call.get("with") if isinstance(call, dict) else None
             if not isinstance(settings, dict):
                 continue
-            entries = table.ops.get(str(call.get("op")), ()) if table else ()
-            known = {setting.name for entry in entries for setting in entry.settings}
+            entry = table.ops.get(str(call.get("op"))) if table else None
+            known = {setting.name for setting in entry.settings} if entry else set()
             for key, value in list(settings.items()):
                 at = ("states", name, "ops", i, "with", key)
                 if isinstance(value, str) and value.startswith("$"):

@@ -72,10 +72,6 @@ from specsot.ops.registry import guard, op
 def count(rows: list, *, factor: int = 1) -> int: ...
 
 
-@op("own.eagle", drafters="eagle1")
-def eagle(rows: list) -> None: ...
-
-
 @guard("own_enough")
 def enough(counter: dict) -> bool: ...
 

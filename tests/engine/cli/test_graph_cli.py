@@ -229,14 +229,14 @@ def replaced(text: str, one: Explanation, piece: str) -> str:
 
 
 def given(one: Explanation, wrong: bool) -> list[ProblemCode]:
-    piece, module = (one.wrong, one.module) if wrong else (one.right, one.module_right)
+    piece = one.wrong if wrong else one.right
     text, sets, mine = piece, [], Path("mine.yaml")
     if one.kind == "block":
         text = HEAD.format(base=one.base) + piece
     elif one.kind == "machine":
         text = replaced((SHIPPED / "machines" / f"{one.base}.yaml").read_text(), one, piece)
     elif one.kind == "own":
-        Path("own_ops.py").write_text(module or one.module)
+        Path("own_ops.py").write_text(one.module)
         machine = (SHIPPED / "machines" / "decode.yaml").read_text()
         called = piece if piece.startswith("{") else repr(piece)
         text = machine.replace(OWN_OP, f"ops: [answer.merge, {called}]", 1)

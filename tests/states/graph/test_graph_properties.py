@@ -95,7 +95,7 @@ def values_are_good(data: dict[str, Any], table: OpTable) -> bool:
     while todo:
         name, board = todo.pop()
         for call in data["states"][name]["ops"]:
-            entry = table.ops[call][0]
+            entry = table.ops[call]
             unread = board.difference(entry.reads, entry.declared.drops)
             lost = LINEAR_KEYS.intersection(unread, entry.declared.writes)
             if lost or not board.issuperset(entry.reads):
@@ -114,7 +114,7 @@ def cycles_are_good(data: dict[str, Any], table: OpTable) -> bool:
     busy = frozenset(
         name
         for name, state in data["states"].items()
-        if any(table.ops[call][0].declared.commits for call in state["ops"])
+        if any(table.ops[call].declared.commits for call in state["ops"])
     )
     return not any(name in reached(data, name, busy) for name in data["states"] if name not in busy)
 
