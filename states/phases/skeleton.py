@@ -1,4 +1,4 @@
-"""The phases `skeleton` and `prefill`: prefill prompts and start their branches."""
+"""The phases `skeleton`, `prefill`, `parallel_prefill`: prefill prompts, start branches."""
 
 from torch import Tensor
 
@@ -16,6 +16,13 @@ from ..scheduler import StepPlan
 def open_requests_(branches: BranchStateManager, step: StepPlan) -> tuple[Batch, Rows]:
     """Prompt rows of the requests and branches that start while no branch runs: the shared prefix,
     then the root branch."""
+    batch = branches.batch_builder.build_(step)
+    return batch, batch.rows
+
+
+@op("branch.fork_", writes="batch rows", needs="skeleton")
+def fork_(branches: BranchStateManager, step: StepPlan) -> tuple[Batch, Rows]:
+    """Prompt rows of the branches that start, after their shared prefix. 0 bytes copied."""
     batch = branches.batch_builder.build_(step)
     return batch, batch.rows
 

@@ -1,4 +1,5 @@
-"""The phase `verify`: all trees in one target forward; accepted rows are committed in place.
+"""The phases `verify` and, with prompts that start, `continuous_decode`: all trees in one target
+forward; accepted rows are committed in place.
 
 Between `branch.tree_` and `branch.commit_` the graph runs tensor ops of `ops/`: `mask.build`,
 `plan.compile`, `target.forward_`, `verify.accept` and `branch.root`."""
@@ -13,6 +14,7 @@ from ...ops.types import Proposal, Rows
 from ...ops.verify.verify import Accepted, FirstTokens
 from ..manager import BranchStateManager
 from ..round import Batch, RoundSummary
+from ..scheduler import StepPlan
 
 
 @op("branch.tree_", writes="batch rows proposal")
@@ -24,6 +26,21 @@ def tree_(
     if rows_per_round is not None:
         proposal = share(proposal, rows_per_round)
     batch = branches.batch_builder.build_(None, proposal)
+    return batch, batch.rows, proposal
+
+
+@op("branch.admit_", writes="batch rows proposal")
+def admit_(
+    branches: BranchStateManager,
+    proposal: Proposal,
+    step: StepPlan,
+    *,
+    rows_per_round: int | None = None,
+) -> tuple[Batch, Rows, Proposal]:
+    """All trees and the prompts of all that starts in this step, as rows of one forward."""
+    if rows_per_round is not None:
+        proposal = share(proposal, rows_per_round)
+    batch = branches.batch_builder.build_(step, proposal)
     return batch, batch.rows, proposal
 
 

@@ -411,35 +411,27 @@ class PromptBook:
         dep_ids: Sequence[tuple[int, Sequence[int]]],
         shared: PromptTokens = NOTHING,
         own: PromptTokens = NOTHING,
+        *,
+        follows_part: bool = False,
     ) -> tuple[PromptTokens, PromptTokens]:
-        """The prompt of one part: the ids that all branches of the request share, and the rest.
+        """The prompt of one part: the ids that all branches of the request share, cut before the
+        first slot that differs between parts, and the rest.
 
         With share `outline` it continues after the outline's ids without their stop token, and
         begins with the end of that turn. With share `prompt` it continues after the first half of
         `skeleton` and the `opening`.
 
         dep_ids: id and generated ids of each point that this one depends on.
-        shared, own: documents of all branches, and of this one before the quoted results."""
+        shared, own: documents of all branches, and of this one before the quoted results.
+        follows_part: it continues after another part, with either share."""
         turn = self._turns["outline.shared" if shared.ids else "outline.branch"]
-        if self.share == "prompt":
+        if self.share == "prompt" and not follows_part:
             turn = [*(["documents"] if shared.ids else []), *self._split("prompt.branch")[1]]
         controls = self._encoder.special.union(self.stop_ids)
         for dep, ids in dep_ids:
             number_ids = self._encoder.text(str(dep))
             text_ids = [i for i in ids if i not in controls]
             own += self._fill(self._turns["dependency"], id=number_ids, text=text_ids)
-        return self._part(turn, point, outline, shared=shared, deps=own)
-
-    def _part(
-        self,
-        turn: Turn,
-        point: Point,
-        outline: Outline,
-        *,
-        shared: PromptTokens,
-        deps: PromptTokens,
-    ) -> tuple[PromptTokens, PromptTokens]:
-        """The turn of a part, cut before the first slot that differs between parts."""
         first = next(i for i, piece in enumerate(turn) if str(piece) in OF_A_BRANCH)
         plan = "\n".join(
             self._template.plan_line.format(id=p.id, title=p.title) for p in outline.points
@@ -448,12 +440,11 @@ class PromptBook:
         values = {"id": str(point.id), "title": point.title, "length": str(point.length)}
         filled = {name: self._encoder.text(value) for name, value in values.items()}
         common = self._fill(turn[:first], plan=plan_ids, documents=shared)
-        return common, self._fill(turn[first:], plan=plan_ids, deps=deps, **filled)
+        return common, self._fill(turn[first:], plan=plan_ids, deps=own, **filled)
 
     def next_part(self, point: Point, outline: Outline) -> tuple[PromptTokens, PromptTokens]:
         """The turn of a part after another part, as by `branch`, without documents and results."""
-        turn = self._turns["outline.branch"]
-        return self._part(turn, point, outline, shared=NOTHING, deps=NOTHING)
+        return self.branch(point, outline, (), follows_part=True)
 
     def combine(self) -> PromptTokens:
         """The turn for one combined answer after the finished parts."""

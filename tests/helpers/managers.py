@@ -13,7 +13,7 @@ from specsot.ops.verify.verify import Accepted, FirstTokens, GrammarRows
 from specsot.states.graph.graph import LAYOUTS, Graph, SchedulerBlock
 from specsot.states.graph.plugins import DRAFTERS
 from specsot.states.manager import BranchStateManager
-from specsot.states.phases import continuous_decode, parallel_prefill, skeleton, verify
+from specsot.states.phases import skeleton, verify
 from specsot.states.phases.schedule import plan_
 from specsot.states.request import Branch, Finish, Request, Stage
 from specsot.states.request_table import RunLimits
@@ -167,7 +167,7 @@ def open_requests_(made: BranchStateManager, *requests: Request) -> Batch:
 
 
 def fork_(made: BranchStateManager) -> Batch:
-    return parallel_prefill.fork_(made, plan(made))[0]
+    return skeleton.fork_(made, plan(made))[0]
 
 
 def tree_rows_(made: BranchStateManager, offer: Proposal) -> Batch:
@@ -175,4 +175,4 @@ def tree_rows_(made: BranchStateManager, offer: Proposal) -> Batch:
 
 
 def admit_(made: BranchStateManager, offer: Proposal) -> Batch:
-    return continuous_decode.admit_(made, offer, plan(made))[0]
+    return verify.admit_(made, offer, plan(made))[0]
