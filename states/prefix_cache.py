@@ -190,12 +190,9 @@ class PrefixCache:
         now = next(self._clock)
         for member in self.segments.path(segment):
             node = self.nodes[member]
-            if bool(node.pins) != bool(node.pins + change):
-                self._count(node, -1)
-                node.pins += change
-                self._count(node, 1)
-            else:
-                node.pins += change
+            self._count(node, -1)
+            node.pins += change
+            self._count(node, 1)
             node.used = now
             self._offer_(node)
 
@@ -291,8 +288,7 @@ class PrefixCache:
         return self.store_(np.asarray(ids, np.int32), salt, write_, claimed)
 
     def _insert(self, segment: int, start: int, tokens: Ints, *, salt: str, pins: int) -> None:
-        used = next(self._clock)
-        node = CachedSegment(segment, start, tokens, pins=pins, used=used, salt=salt)
+        node = CachedSegment(segment, start, tokens, pins=pins, used=next(self._clock), salt=salt)
         self.nodes[segment] = node
         self._link_(node)
         self._count(node, 1)

@@ -91,8 +91,7 @@ class StageError(RuntimeError):
 
 def move(item: "Request | Branch", transition: str) -> None:
     """Take a transition of the item's lifecycle; StageError if its stage has no such one."""
-    kind = "branch" if isinstance(item, Branch) else "request"
-    sources, target = LIFECYCLES[kind][transition]
+    sources, target = LIFECYCLES["branch" if isinstance(item, Branch) else "request"][transition]
     if item.stage not in sources:
         raise StageError(f"{item.name} is {item.stage}, where it cannot {transition}")
     item.stage = target

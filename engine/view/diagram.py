@@ -110,8 +110,7 @@ def _brief(value: Any) -> str:
 
 def _flow(entry: OpEntry) -> str:
     flow = f"{' '.join(entry.reads)} -> {' '.join(entry.declared.writes) or '-'}"
-    drops = f", drops {' '.join(entry.declared.drops)}" if entry.declared.drops else ""
-    return flow + drops
+    return flow + (f", drops {' '.join(entry.declared.drops)}" if entry.declared.drops else "")
 
 
 def _show(value: Any, comma: str = ", ") -> str:

@@ -42,7 +42,8 @@ Keys = frozenset[str]  # of the blackboard
 def checked_program(
     graph: Graph, source: Source, table: OpTable, given: Keys | None = None
 ) -> Program:
-    """The program of a graph; raises GraphError with the problems of the first stage with any."""
+    """The program of a graph; raises GraphError with the problems of the first stage with any.
+    given: initial blackboard keys; by default those of a run, or of a cluster if ops read it."""
     checks = _Checks(graph, source, table)
     checks.schedule()
     checks.names()

@@ -108,8 +108,7 @@ class TokenGrammar:
         try:
             first = self.first(grammar)
         except ValueError as error:
-            message = str(error).strip().split("\n", 1)[0]
-            raise GrammarError(PLACE.sub("", message)) from None
+            raise GrammarError(PLACE.sub("", str(error).strip().split("\n", 1)[0])) from None
         return partial(OutlineMatcher, first, self, "")
 
 

@@ -4,15 +4,15 @@ import sys
 from typing import Any
 
 import pytest
-from helpers.toy_graph import GIVEN, OPS, Write, changed, install, load, problems, toy_table
+from helpers.toy_graph import OPS, Write, changed, install, load, problems, toy_table
 
 from specsot.engine.prepare.files import open_graph
 from specsot.engine.view.diagram import describe_graph, describe_words, mermaid
 from specsot.ops.registry import RegistryError
-from specsot.states.graph.load import load_program, op_table
+from specsot.states.graph.load import op_table
 from specsot.states.graph.plugins import module_file, named_function, with_installed
 from specsot.states.machine import Run
-from specsot.states.yaml.source import GraphError, Source
+from specsot.states.yaml.source import GraphError
 
 # -- where a module is ---------------------------------------------------------------------------
 
@@ -159,8 +159,7 @@ def test_installed_ops_join_the_table(write: Write) -> None:
     assert table.faults == () and table.guards["own_enough"].module == "own.inner.ops"
     assert table.ops["own.top"].module == "own"
     assert "own" not in sys.modules
-    program = load_program(Source(changed(("[toy.draft]", "[toy.draft, own.count]")), "g"), table,
-                           GIVEN)  # fmt: skip
+    program = load(changed(("[toy.draft]", "[toy.draft, own.count]")), table=table)
     assert program.steps["draft"][1].entry.function == "count"
     assert "own.count" in op_table().ops
 

@@ -1,5 +1,6 @@
-"""The phases `verify` and, with prompts that start, `continuous_decode`: all trees in one target
-forward; accepted rows are committed in place.
+"""The phases with a forward of the target: `skeleton`, `prefill` and `parallel_prefill` prefill
+prompts and start their branches; `verify` and, with prompts that start, `continuous_decode` verify
+all trees in one forward. Accepted rows are committed in place.
 
 Between `branch.tree_` and `branch.commit_` the graph runs tensor ops of `ops/`: `mask.build`,
 `plan.compile`, `target.forward_`, `verify.accept` and `branch.root`."""
@@ -15,6 +16,41 @@ from ...ops.verify.verify import Accepted, FirstTokens
 from ..manager import BranchStateManager
 from ..round import Batch, RoundSummary
 from ..scheduler import StepPlan
+
+
+@op("request.admit_", writes="batch rows")
+def open_requests_(branches: BranchStateManager, step: StepPlan) -> tuple[Batch, Rows]:
+    """Prompt rows of the requests and branches that start while no branch runs: the shared prefix,
+    then the root branch."""
+    batch = branches.batch_builder.build_(step)
+    return batch, batch.rows
+
+
+@op("branch.fork_", writes="batch rows", needs="skeleton")
+def fork_(branches: BranchStateManager, step: StepPlan) -> tuple[Batch, Rows]:
+    """Prompt rows of the branches that start, after their shared prefix. 0 bytes copied."""
+    batch = branches.batch_builder.build_(step)
+    return batch, batch.rows
+
+
+@op(
+    "branch.start_",
+    writes="committed",
+    drops="batch rows logits features blended roots",
+    commits=True,
+)
+def start_(
+    branches: BranchStateManager,
+    batch: Batch,
+    host: HostReader,
+    features: Tensor | None,
+    blended: BlendReport | None,
+    roots: FirstTokens,
+) -> RoundSummary:
+    """Commit prompt rows; every started branch gets its root token (one host read)."""
+    return branches.committer.commit_(
+        batch, host=host, features_QF=features, accepted=None, roots=roots, report=blended
+    )
 
 
 @op("branch.tree_", writes="batch rows proposal")
