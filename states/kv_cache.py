@@ -199,11 +199,11 @@ class PrefixCacheManager:
         self.cache.segments.set_parent(request.prefix_owner, NO_SEGMENT)
         request.shared = 0
 
-    def publish_prompt_(self, request: Request) -> None:
+    def publish_prompt_(self, root: Branch) -> None:
         """Cache the prompt of an outline that ended, if other requests gain by it."""
-        root = request.root
+        request = root.request
         ids = self._prompt(request)
-        if root is None or root.preempted or root.length < len(ids):
+        if root.preempted or root.length < len(ids):
             return  # the rows of a preempted outline are cached already
         if self._drafter_has_read(request) and len(ids) >= request.shared + self.cache.min_match:
             self._publish_(request, len(ids), [root.owner])
@@ -395,14 +395,13 @@ class KVCacheManager:
             self.prefixes.close_(request, failed=wipe)
         self.free_([request.prefix_owner])
 
-    def drop_root_(self, request: Request) -> None:
+    def drop_root_(self, root: Branch) -> None:
         """Free an outline that the parts do not follow, and the rows of the prefix that only it has
         and one more, which a drafter pairs with the next token."""
-        root = request.root
-        assert root is not None
+        request = root.request
         end = len(request.prefix) - request.borrowed_rows
         if self.prefixes is not None:
-            self.prefixes.publish_prompt_(request)
+            self.prefixes.publish_prompt_(root)
         if max(request.shared, request.prefix_length) > end:
             length = max(end - 1, 0)
             if self.prefixes is not None:
@@ -416,10 +415,9 @@ class KVCacheManager:
             self.prefixes.detach_branch_(root)
         self.free_([root.owner])
 
-    def promote_root_(self, request: Request) -> None:
+    def promote_root_(self, root: Branch) -> None:
         """Relabel the outline's rows as rows of the prefix (`share: outline`): 0 bytes moved."""
-        root = request.root
-        assert root is not None
+        request = root.request
         if root.first_own_row and self.prefixes is not None:
             self.prefixes.move_to_prefix_(root)
         home = self.table.segments.home[request.prefix_owner]

@@ -34,7 +34,6 @@ OPEN_STAGES = (Stage.PREFILL, Stage.OUTLINE, Stage.RUNNING, Stage.MERGING)
 LIVE_STAGES = (*WAITING_STAGES, *OPEN_STAGES)
 ENDED_STAGES = (Stage.DONE, Stage.REFUSED, Stage.CANCELLED, Stage.FAILED)
 
-
 Transition = tuple[tuple[Stage, ...], Stage]  # the stages that have it, and the one it leads to
 _NEW = (*WAITING_STAGES, Stage.PREFILL)
 _LIVE_BRANCH = (*WAITING_STAGES, Stage.RUNNING)

@@ -8,9 +8,7 @@ from ...ops.registry import OpEntry, OpTable
 from ...states.graph.graph import VOCABULARY, BlendBlock, Graph, Program
 
 # Mermaid's keywords at the place of a state's name.
-KEYWORDS = frozenset(
-    ["state", "note", "end", "direction", "class", "style", "default", "as", "click"]
-)
+KEYWORDS = {"state", "note", "end", "direction", "class", "style", "default", "as", "click"}
 MAX_INLINE_LENGTH = 60  # characters of a setting that shares a line with others
 WIDTH = 88
 PACKAGE = __name__.partition(".")[0] + "."

@@ -242,8 +242,6 @@ NAMED = ("properties", "patternProperties", "$defs", "definitions")
 COMBINED = ("anyOf", "oneOf", "allOf", "$ref")
 # Text that cannot be the beginning of calls, which is `[{`.
 NO_CALL = r"/\s*([^\s\[]|\[[^{])(?s:.)*/"
-
-
 DELIMITERS = {"/": r"\/", "\n": r"\n"}
 PLACE = re.compile(r"^at \d+\(\d+\): ")  # of an error in the text of a grammar
 

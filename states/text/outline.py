@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field, StringConstraints, TypeAdapter, ValidationError
+from pydantic import AfterValidator, Field, RootModel, StringConstraints
 from pydantic_core import PydanticCustomError
 
 from ..yaml.source import MAX_BYTES, GraphError, Mark, ProblemCode, Source, decode
-from ..yaml.spec import Int, Spec, problem_of
+from ..yaml.spec import Int, Spec, validated
 
 OutlineFormat = Literal["fields", "list"]
 Mode = Literal["plan", "direct"]
@@ -296,6 +296,10 @@ class Item(Spec):
     deps: tuple[Annotated[Int, Field(ge=1)], ...] | None = ()
 
 
+class Items(RootModel[tuple[Item, ...]]):
+    """The list."""
+
+
 def load_outline(
     path: str | Path, *, max_branches: int, tools: Sequence[str] | None = None
 ) -> Outline:
@@ -341,14 +345,8 @@ def _listed(text: str, name: str) -> tuple[Source, str]:
         source.marks = dict.fromkeys(source.marks, Mark(name))
     if not isinstance(source.data, list) or not source.data:
         raise OutlineError(f"{name}:1: neither PLAN, nor DIRECT, nor a list of points")
-    try:
-        items = TypeAdapter(list[Item]).validate_python(source.data)
-    except ValidationError as error:
-        known = [*Item.model_fields]
-        errors = error.errors(include_url=False)
-        raise GraphError(problem_of(source, e, lambda at: known) for e in errors) from None
     points = [
         Point(i, item.length, item.tool, item.deps or (), title=item.title)
-        for i, item in enumerate(items, 1)
+        for i, item in enumerate(validated(Items, source).root, 1)
     ]
     return source, render_outline(points)

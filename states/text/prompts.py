@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import zip_longest
@@ -51,18 +52,13 @@ SLOTS = {
     "plain": ("question", ""),
     "skeleton": ("question", "max_branches tools"),
     "outline.branch": ("", "id deps title length plan"),
-    "outline.direct": ("", ""),
     "prompt.branch": ("question", "id deps title length plan"),
     "prompt.direct": ("question", ""),
     "dependency": ("text", "id"),
-    "combine": ("", ""),
     "plan_line": ("title", "id"),
     "document": ("text", "title"),
-    "document_gap": ("", ""),
-    "turns.system": ("text", ""),
-    "turns.user": ("text", ""),
-    "turns.assistant": ("text", ""),
-    "turns.generation": ("", ""),
+    **dict.fromkeys(("turns.system", "turns.user", "turns.assistant"), ("text", "")),
+    **dict.fromkeys(("outline.direct", "combine", "document_gap", "turns.generation"), ("", "")),
 }
 
 
@@ -275,19 +271,15 @@ class ChatWriter:
         if not rules:
             return turns
         with_rules = [{"role": "system", "content": rules}, *turns]
-        try:
+        with suppress(Exception):  # chat formats raise various errors for unknown roles
             if rules in self._render(with_rules):
                 return with_rules
-        except Exception:  # chat formats raise various errors for unknown roles
-            pass
-        first = turns[0] | {"content": f"{rules}\n\n{turns[0]['content']}"}
-        return [first, *turns[1:]]
+        return [turns[0] | {"content": f"{rules}\n\n{turns[0]['content']}"}, *turns[1:]]
 
     def _cut(self, turns: list[Message], after: str = "") -> list[Piece]:
         """The conversation's text, or the part `after` a text, cut at the marks."""
         rendered = self._render(turns)
-        if after:
-            rendered = rendered.partition(after)[2]
+        rendered = rendered.partition(after)[2] if after else rendered
         mark = re.compile(f"{self._mark}([a-z_0-9]+)Mark")
         parts = mark.split(rendered)
         if parts[1::2] != mark.findall("\n".join(turn["content"] for turn in turns)):

@@ -76,7 +76,8 @@ def running(made: BranchStateManager, *requests: Request, first: int = 20) -> li
 def fan_out_(
     made: BranchStateManager, one: Request, hoist: Sequence[int], prompts: Sequence[Sequence[int]]
 ) -> list[Branch]:
-    made.kv_cache.promote_root_(one)
+    assert one.root is not None
+    made.kv_cache.promote_root_(one.root)
     one.common_prompt, one.stage = PromptTokens(tuple(hoist)), Stage.RUNNING
     for index, ids in enumerate(prompts):
         branch = made.table.new_branch(one, index, one.budget)
