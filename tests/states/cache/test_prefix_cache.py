@@ -193,7 +193,7 @@ class Engine(RuleBasedStateMachine):
         while self.live:
             self.close(0)
         self.cache.evict_to_(0)
-        assert not self.cache.nodes and not len(self.tree)
+        assert not self.cache.nodes and not self.tree.parent
         assert all(pool.current_length == pool.idle_length == 0 for pool in self.pools)
 
 
