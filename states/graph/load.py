@@ -3,6 +3,7 @@
 import copy
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -234,15 +235,12 @@ def _new_path(source: Source, path: KeyPath) -> KeyPath:
     """The path with its key's new name, if its block has that and not the old one."""
     block = next((b for b in reversed(RENAMED_BLOCKS) if path[: len(b)] == b and path != b), ())
     new_key = RENAMED_KEYS.get((str(block[-1]), str(path[len(block)]))) if block else None
-    if new_key is None:
-        return path
-    try:
-        keys = keys_of(_model_at(block, source.data))
-    except RegistryError:  # a drafter that cannot be imported: the schema reports it
-        return path
-    if path[len(block)] in keys or new_key not in keys:
-        return path
-    return (*block, new_key, *path[len(block) + 1 :])
+    if new_key is not None:
+        with suppress(RegistryError):  # a drafter that cannot be imported: the schema reports it
+            keys = keys_of(_model_at(block, source.data))
+            if path[len(block)] not in keys and new_key in keys:
+                return (*block, new_key, *path[len(block) + 1 :])
+    return path
 
 
 def _rename_in_blocks(source: Source, renamed: list[str]) -> None:
