@@ -27,16 +27,12 @@ class LengthEstimator:
         """Tokens reserved for a branch, at least those it has decoded."""
         if not self.optimistic or branch.preempted:  # a second preemption would thrash
             return branch.budget
-        if branch.point is not None:
-            estimate = branch.point.length
-        else:
-            estimate = self._estimate(branch.budget, _kind(branch))
+        expected = self._estimate(branch.budget, _kind(branch))
+        estimate = expected if branch.point is None else branch.point.length
         return min(branch.budget, max(estimate, len(branch.tokens)))
 
     def of_new(self, request: Request) -> tuple[int, int]:
         """Tokens reserved for the outline and the first branch of a request without branches."""
-        if not self.optimistic:
-            return request.outline_budget, request.budget
         outline = self._estimate(request.outline_budget, "outline")
         return outline, self._estimate(request.budget, "answer")
 
@@ -46,6 +42,8 @@ class LengthEstimator:
         return self.of_new(request)[1] + round(prompt)
 
     def _estimate(self, budget: int, kind: str) -> int:
+        if not self.optimistic:
+            return budget
         mean = self._mean.get(kind)
         return min(budget, -(-budget // FIRST_ESTIMATE) if mean is None else round(mean) + 1)
 
@@ -265,22 +263,20 @@ class Intake:
     def allows(self, request: Request) -> bool:
         """Whether no exclusive request prevents the start of this one."""
         others = [other for other in (*self.open, *self.requests) if other is not request]
+        why = "runs alone, others run" if request.exclusive and others else ""
         if any(other.exclusive for other in others):
-            self.blocked = self.blocked or f"{request.key}: {others[0].key} runs alone"
-            return False
-        if request.exclusive and others:
-            self.blocked = self.blocked or f"{request.key}: runs alone, others run"
-            return False
-        return True
+            why = f"{others[0].key} runs alone"
+        if why:
+            self.blocked = self.blocked or f"{request.key}: {why}"
+        return not why
 
     def admit(self, request: Request, item: Branch | Request) -> bool:
         slots = self._more(request, item)
-        count = self.count + 1
-        why = self._why_not(slots, count, request)
-        if why and item is request and count <= self.capacity.max_active:
+        why = self._why_not(slots, request)
+        if why and item is request and self.count < self.capacity.max_active:
             if self.rows_held_by_others and not request.shared and request.combine is None:
                 slots -= self.rows_held_by_others(request)
-            why = self._why_not(slots, count, request)
+            why = self._why_not(slots, request)
         if why:
             self.blocked = self.blocked or f"{request.key}: {why}"
             return False
@@ -305,8 +301,9 @@ class Intake:
         else:
             self.requests.append(item)
 
-    def _why_not(self, slots: int, count: int, request: Request) -> str:
+    def _why_not(self, slots: int, request: Request) -> str:
         capacity = self.capacity
+        count = self.count + 1
         if count > capacity.max_active:
             return f"{self.count} of {capacity.max_active} branches run"
         if capacity.rows and (rows := self._rows(count, request)) > capacity.rows:
@@ -348,8 +345,7 @@ class Intake:
             cached = max(branch.first_own_row - branch.start, 0)
             slots += len(branch.prompt) + self.capacity.beams * self.lengths.of(branch) - cached
         outlines = request.root is not None and request.stage is Stage.OUTLINE
-        waits = any(branch.waits for branch in request.all_branches())
-        if outlines or (waits and not running):
+        if outlines or (not running and any(branch.waits for branch in request.all_branches())):
             slots += self.lengths.of_first(request)
         return self._with_parts(request, slots)
 
@@ -368,10 +364,9 @@ class Intake:
 
     def _rows(self, count: int, starting: Request) -> int:
         """Pool rows in use: of branches, of open prefixes without one, and of retained parts."""
-        starting_owner = {starting.prefix_owner}
-        live = self.live | starting_owner
+        live = self.live | {starting.prefix_owner}
         empty = sum(request.prefix_owner not in live for request in self.open)
-        return count + empty + len((self.retaining & self.live) - starting_owner)
+        return count + empty + len((self.retaining & self.live) - {starting.prefix_owner})
 
 
 def _row_waits(request: Request) -> bool:
@@ -384,6 +379,4 @@ def ready_branches(request: Request, order: str) -> list[Branch]:
     """Its waiting branches with known prompts, sorted by the lengths that the outline expects."""
     branches = [b for b in request.branches if b.waits and b.prompt]
     sign = {"fcfs": 0, "longest_first": -1, "shortest_first": 1}[order]
-    if not sign:
-        return branches
     return sorted(branches, key=lambda b: sign * b.point.length if b.point else 0)

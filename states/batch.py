@@ -77,8 +77,7 @@ class BatchBuilder:
         requests = [*step.requests, *[request for request, _ in step.chunks]]
         new = [request for request in requests if request.waits]
         for request in new:
-            size, least = self.admission.region(request)
-            self.layout.open_(request.prefix_owner, size, least)
+            self.layout.open_(request.prefix_owner, *self.admission.region(request))
         starting: list[Branch | Request] = [*step.starting, *requests]
         if self.kv_cache.prefixes is not None and starting:
             running = len(self.table.active)
@@ -138,8 +137,7 @@ class BatchBuilder:
         request.common_prompt = PromptTokens()
         # A part that its budget ended may lack the row of its last token.
         for part in branch.reads:
-            if part.pending:
-                rest = part.pending
+            if rest := part.pending:
                 spans.append(Span(part.owner, request.prefix_owner, part.length, rest, branch=part))
         return [*spans, self._allocate_(branch)]
 
@@ -147,9 +145,9 @@ class BatchBuilder:
         if not len(text):
             return []
         owner = request.prefix_owner
-        position = request.prefix_length
+        span = Span(owner, owner, request.prefix_length, text.ids, chunks=text.chunks)
         request.extend_prefix(text.ids)
-        return [Span(owner, owner, position, text.ids, chunks=text.chunks)]
+        return [span]
 
     def _allocate_(self, branch: Branch) -> Span:
         request = branch.request
@@ -157,22 +155,19 @@ class BatchBuilder:
         move(branch, "run")
         branch.start = branch.first_position
         branch.length = max(branch.start, branch.first_own_row)
-        most = limit - branch.start - len(branch.prompt)
-        if most < branch.budget:
+        if (most := limit - branch.start - len(branch.prompt)) < branch.budget:
             branch.budget = most
             branch.note = f"cut to the model's {limit}"
-        prefix = request.prefix_owner
-        branch.in_shared_row = self.layout.enter_(branch.owner, prefix)
+        branch.in_shared_row = self.layout.enter_(branch.owner, request.prefix_owner)
         rows = branch.rows.behind(branch.length - branch.start)
-        resumes = bool(branch.tokens)
         is_given = branch.is_root and request.given_outline is not None
         return Span(
             branch.owner,
-            prefix,
+            request.prefix_owner,
             branch.length,
             rows.ids,
             branch=branch,
-            draws=not (resumes or is_given),
+            draws=not (branch.tokens or is_given),  # a branch that resumes knows its next token
             bound=branch.matcher is not None,
             chunks=rows.chunks,
         )

@@ -33,11 +33,6 @@ class BeamSearch:
     def length(self) -> int:
         return int(self.tokens_Wn.shape[1])
 
-    @property
-    def trunk(self) -> int:
-        """The number of rows that all live beams share."""
-        return _agreed(self.owners_Wm)
-
     def tips(self, owner: int) -> list[int]:
         return self.owners_Wm[:, -1].tolist() if self.owners_Wm.size else [owner] * len(self.ended)
 
@@ -122,7 +117,7 @@ class BeamState:
         dead = np.setdiff1d(before, search.owners_Wm).tolist()
         self.kv.retire_(dead)
         segments.remove(dead)
-        trunk = search.trunk
+        trunk = _agreed(search.owners_Wm)  # rows that all live beams share
         for owner in search.owners_Wm[0, :trunk].tolist():
             if owner != branch.owner:
                 self.kv.relabel_(owner, branch.owner, home)
@@ -143,9 +138,8 @@ def extend_(search: BeamSearch, step: BeamStep, number: int) -> None:
     def hypothesis(origin: int, ended: int) -> Ids | None:
         if origin < width or not ended:
             return search.ended[origin] if ended else None
-        parent = step.parent_SC[number]
-        token = step.token_SC[number]
-        return np.append(old[parent[origin - width]], token[origin - width])
+        at = number, origin - width
+        return np.append(old[step.parent_SC[at]], step.token_SC[at])
 
     pairs = zip(step.origin_SW[number].tolist(), step.ended_SW[number].tolist(), strict=True)
     search.ended = [hypothesis(origin, ended) for origin, ended in pairs]

@@ -198,8 +198,7 @@ class FoldState:
 
     def _part(self, branch: Branch, prompt: PromptTokens, *, is_first: bool) -> PromptTokens:
         ids = (*prompt, *branch.tokens)
-        part = self.parts.get(branch.owner)
-        if part is None:
+        if (part := self.parts.get(branch.owner)) is None:
             return PromptTokens(ids)
         head, tail = common_ends(prompt.ids, part.ids[: part.prompt])
         source = [*range(head), *[NEW] * (len(prompt) - head - tail)]

@@ -278,8 +278,7 @@ class LegalTokens:
 
 
 def _first_legal(matcher: Matcher, ids: Ids) -> int | None:
-    legal = (token for token in ids.tolist() if token >= 0 and matcher.is_legal(token))
-    return next(legal, None)
+    return next((token for token in ids.tolist() if token >= 0 and matcher.is_legal(token)), None)
 
 
 def bound_path(

@@ -44,14 +44,11 @@ class PrefixCacheManager:
 
     def rows_held_by_others(self, request: Request) -> int:
         """Cached rows that a waiting request would continue after and that others pin anyway."""
-        length = self._reusable(request)
-        end = 0
         ids = self._prompt(request)
         path, _ = self.cache.match(ids, request.cache_salt, drafts=_drafts(request))
-        for segment in path if length else ():
-            node = self.cache.nodes[segment]
-            end = node.end if node.pins else end
-        return min(end, length)
+        nodes = map(self.cache.nodes.__getitem__, path)
+        pinned = max((node.end for node in nodes if node.pins), default=0)
+        return min(pinned, self._reusable(request))
 
     def _gains_by_waiting(self, request: Request, others: Sequence[Request]) -> bool:
         ids = self._prompt(request)
@@ -61,9 +58,8 @@ class PrefixCacheManager:
         return gained >= self._reusable(request) + self.cache.min_match
 
     def _reusable(self, request: Request) -> int:
-        limit = self._max_shared(request)
-        salt = request.cache_salt
-        return self.cache.reusable(self._prompt(request), limit, salt, drafts=_drafts(request))
+        place = self._prompt(request), self._max_shared(request), request.cache_salt
+        return self.cache.reusable(*place, drafts=_drafts(request))
 
     def _attach_(self, request: Request) -> None:
         ids = self._prompt(request)
@@ -72,8 +68,8 @@ class PrefixCacheManager:
             self._counted.add(owner)
             self.cache.figures.asked += len(ids)
         self._publish_prefix_of_(ids, request.cache_salt)
-        limit = self._max_shared(request)
-        length = self.cache.attach_(owner, ids, limit, request.cache_salt, drafts=_drafts(request))
+        place = ids, self._max_shared(request), request.cache_salt
+        length = self.cache.attach_(owner, *place, drafts=_drafts(request))
         self.cache.figures.reused += length
         if request.stage is Stage.WAITING:
             request.reused = length
@@ -149,8 +145,7 @@ class PrefixCacheManager:
         first = request.root if request.stage is Stage.OUTLINE else None
         if request.branches and request.samples == 1 and not request.outline_budget:
             first = request.branches[0]
-        runs = first is not None and first.stage is not Stage.PREEMPTED and not first.preempted
-        return first if runs else None
+        return None if first is None or first.preempted else first
 
     def preempt_(self, branch: Branch) -> None:
         """Cache the rows of a preempted branch, or free them."""
@@ -204,11 +199,11 @@ class PrefixCacheManager:
         self.cache.segments.set_parent(request.prefix_owner, NO_SEGMENT)
         request.shared = 0
 
-    def publish_prompt_(self, request: Request) -> None:
+    def publish_prompt_(self, root: Branch) -> None:
         """Cache the prompt of an outline that ended, if other requests gain by it."""
-        root = request.root
+        request = root.request
         ids = self._prompt(request)
-        if root is None or root.preempted or root.length < len(ids):
+        if root.preempted or root.length < len(ids):
             return  # the rows of a preempted outline are cached already
         if self._drafter_has_read(request) and len(ids) >= request.shared + self.cache.min_match:
             self._publish_(request, len(ids), [root.owner])
@@ -221,10 +216,10 @@ class PrefixCacheManager:
 
     def insert_(self, branch: Branch) -> bool:
         """Cache what a branch has decoded; False if nothing is cached."""
-        if branch.is_root:
-            self.detach_branch_(branch)
-            return False
-        return self._insert_as_(branch, branch.owner)
+        if not branch.is_root:
+            return self._insert_as_(branch, branch.owner)
+        self.detach_branch_(branch)
+        return False
 
     def _insert_as_(self, branch: Branch, segment: int) -> bool:
         """Cache a branch's rows as `segment`, unless they attend to several branches."""
@@ -370,14 +365,14 @@ class KVCacheManager:
             self.blend.forget_(owners)
 
     def end_branches_(self, branches: Iterable[Branch]) -> None:
-        cached = list[int]()
         freed = list[int]()
         for branch in branches:
             if branch.owner in self.table.segments and not branch.rows_released:
                 branch.rows_released = self.prefixes is not None and self.prefixes.insert_(branch)
-                (cached if branch.rows_released else freed).append(branch.owner)
-        if cached:
-            self.forget_(cached)
+                if branch.rows_released:
+                    self.forget_([branch.owner])
+                else:
+                    freed.append(branch.owner)
         self.free_(freed)
 
     def end_request_(self, request: Request, *, wipe: bool) -> None:
@@ -400,14 +395,13 @@ class KVCacheManager:
             self.prefixes.close_(request, failed=wipe)
         self.free_([request.prefix_owner])
 
-    def drop_root_(self, request: Request) -> None:
+    def drop_root_(self, root: Branch) -> None:
         """Free an outline that the parts do not follow, and the rows of the prefix that only it has
         and one more, which a drafter pairs with the next token."""
-        root = request.root
-        assert root is not None
+        request = root.request
         end = len(request.prefix) - request.borrowed_rows
         if self.prefixes is not None:
-            self.prefixes.publish_prompt_(request)
+            self.prefixes.publish_prompt_(root)
         if max(request.shared, request.prefix_length) > end:
             length = max(end - 1, 0)
             if self.prefixes is not None:
@@ -421,10 +415,9 @@ class KVCacheManager:
             self.prefixes.detach_branch_(root)
         self.free_([root.owner])
 
-    def promote_root_(self, request: Request) -> None:
+    def promote_root_(self, root: Branch) -> None:
         """Relabel the outline's rows as rows of the prefix (`share: outline`): 0 bytes moved."""
-        root = request.root
-        assert root is not None
+        request = root.request
         if root.first_own_row and self.prefixes is not None:
             self.prefixes.move_to_prefix_(root)
         home = self.table.segments.home[request.prefix_owner]

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate, pairwise
+from itertools import accumulate, count, pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -167,7 +167,16 @@ class Layout:
         rows = self._plain_rows(kv, packed, tips=tips, num_trees=0 if is_bare else num_trees)
         if trees is not None:
             if is_bare:
-                rows = self._with_roots(rows, trees, packed.index[: len(fresh)], fresh)
+                index_S1 = packed.index[: len(fresh), None]
+                nodes_ST = tensor(index_S1, self.device)
+                rows = replace(
+                    rows,
+                    nodes_ST=nodes_ST,
+                    ancestors_STT=torch.ones_like(nodes_ST, dtype=torch.bool)[..., None],
+                    node_rows_ST=index_S1,
+                    node_slots_ST=fresh[:, None],
+                    bound_trees=trees.bound,
+                )
             else:
                 rows = self._with_trees(rows, trees, packed, fresh, shared=shared)
             if not self.packed:
@@ -253,18 +262,6 @@ class Layout:
         return tuple(
             QuerySequence(np.concatenate(flats, dtype=np.int64), 0, homes)
             for homes, flats in rows_by_homes.items()
-        )
-
-    def _with_roots(self, rows: Rows, trees: Trees, index: Ints, fresh: Ints) -> Rows:
-        """The rows with trees of one node each; index, fresh: places and slots of these rows."""
-        nodes_ST = tensor(index[:, None], self.device)
-        return replace(
-            rows,
-            nodes_ST=nodes_ST,
-            ancestors_STT=torch.ones_like(nodes_ST, dtype=torch.bool)[..., None],
-            node_rows_ST=index[:, None],
-            node_slots_ST=fresh[:, None],
-            bound_trees=trees.bound,
         )
 
     def _with_trees(
@@ -487,8 +484,7 @@ class PagedLayout(RowPerBranch):
         return False
 
     def _free_row(self) -> int:
-        used = {*self._row.values()}
-        return next(row for row in range(len(used) + 1) if row not in used)
+        return next(row for row in count() if row not in self._row.values())
 
     def leave_(self, owners: Iterable[int]) -> None:
         for owner in owners:

@@ -63,11 +63,10 @@ class BranchStateManager:
         beam = limits.graph.beam
         self.prefixes: PrefixCache | None = None
         pools = cache_pools or (() if row_per_branch else self.pools)
+        prefix_manager = None
         # Blended rows are not the rows of a plain prompt, and beams are not a text.
         if pools and blend is None and beam is None and limits.graph.scheduler.prefix_cache:
             self.prefixes = PrefixCache(pools, self.table.segments, self.drafter.lookback)
-        prefix_manager = None
-        if self.prefixes is not None:
             manager = CopyingPrefixCacheManager if row_per_branch else PrefixCacheManager
             prefix_manager = manager(self.table, self.prefixes, self.drafter, self.layout)
         cache = None if row_per_branch else self.prefixes

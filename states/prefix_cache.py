@@ -5,6 +5,7 @@ a segment splits it: no row is moved. Segments that no request continues after a
 evicted when their slots are needed, least recently used leaves first. EAGLE pairs a row with the
 next token, so its matches end one token early (`lookback`)."""
 
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from heapq import heapify, heappop, heappush
@@ -80,7 +81,7 @@ class PrefixCache:
     idle: int = 0
     pinned: int = 0
     _roots: dict[str, Children] = field(default_factory=dict)  # a tree per salt
-    _clock: int = 0
+    _clock: Iterator[int] = field(default_factory=itertools.count)
     _evictable: list[tuple[int, int]] = field(default_factory=list)  # a heap of last use, segment
 
     def _key(self, tokens: Ints) -> tuple[int, ...]:
@@ -132,16 +133,14 @@ class PrefixCache:
         """Cached rows for this prompt, at most `limit`; 0 if they are fewer than `min_match`.
         drafts: only rows that the drafters' pools have too."""
         path, covered = self.match(ids, salt, drafts=drafts)
-        length = min(covered - self.lookback, limit, len(ids) - 1)
-        for pool in self.pools[1:] if drafts else ():
-            length = min(length, self.covered(pool, path))
+        drafted = [self.covered(pool, path) for pool in self.pools[1:] if drafts]
+        length = min(covered - self.lookback, limit, len(ids) - 1, *drafted)
         return length if length >= self.min_match else 0
 
     def _drafted(self, segment: int, length: int) -> int:
         """How many of the first `length` rows of a segment the drafters' pools have."""
         start = self.nodes[segment].start
-        ends = (pool.span_of(segment)[1] for pool in self.pools[1:])
-        return min([length, *(end - start for end in ends)])
+        return min([length, *(pool.span_of(segment)[1] - start for pool in self.pools[1:])])
 
     def covered(self, pool: KVCache, path: Sequence[int]) -> int:
         """Number of positions of a path with rows in a drafter's pool."""
@@ -188,15 +187,12 @@ class PrefixCache:
             self._evict_subtree_(idle[-1])
 
     def _pin_(self, segment: int, change: int) -> None:
-        now = self._tick()
+        now = next(self._clock)
         for member in self.segments.path(segment):
             node = self.nodes[member]
-            if bool(node.pins) != bool(node.pins + change):
-                self._count(node, -1)
-                node.pins += change
-                self._count(node, 1)
-            else:
-                node.pins += change
+            self._count(node, -1)
+            node.pins += change
+            self._count(node, 1)
             node.used = now
             self._offer_(node)
 
@@ -292,7 +288,7 @@ class PrefixCache:
         return self.store_(np.asarray(ids, np.int32), salt, write_, claimed)
 
     def _insert(self, segment: int, start: int, tokens: Ints, *, salt: str, pins: int) -> None:
-        node = CachedSegment(segment, start, tokens, pins=pins, used=self._tick(), salt=salt)
+        node = CachedSegment(segment, start, tokens, pins=pins, used=next(self._clock), salt=salt)
         self.nodes[segment] = node
         self._link_(node)
         self._count(node, 1)
@@ -306,10 +302,6 @@ class PrefixCache:
         self.idle += rows
         for pool in self.pools:
             pool.rest_(node.segment, idle=sign > 0)
-
-    def _tick(self) -> int:
-        self._clock += 1
-        return self._clock
 
     def _siblings(self, parent: int, salt: str) -> Children:
         if parent == NO_SEGMENT:

@@ -8,7 +8,7 @@ from .request import Branch, Request
 from .text.documents import CHUNK_TOKENS, Document, DocumentSearch, split_ids
 from .text.outline import Point
 from .text.prompts import PromptBook
-from .text.tokens import PromptTokens
+from .text.tokens import Chunk, PromptTokens
 
 SEARCH = "Search"  # the tool of an outline's part that is to be answered from what is found
 
@@ -34,13 +34,6 @@ def search_all(
     return tuple(documents[i] for i in sorted(shared)), own
 
 
-def search_question(
-    question: str, documents: Sequence[Document], limit: int
-) -> tuple[Document, ...]:
-    hits = DocumentSearch(documents).find(question, limit)
-    return tuple(documents[i] for i in sorted(hits))
-
-
 @dataclass(frozen=True, slots=True)
 class PromptBuilder:
     """Builds prompts, with at most `found` documents of a search, in chunks of `most` tokens."""
@@ -64,7 +57,8 @@ class PromptBuilder:
 
     def _one(self, document: Document) -> PromptTokens:
         chunks = chunks_of(document, self.prompts, self.most)
-        return sum((PromptTokens.chunk(ids, name) for name, ids in chunks), PromptTokens())
+        parts = (PromptTokens(ids, (Chunk(0, ids, name),)) for name, ids in chunks)
+        return sum(parts, PromptTokens())
 
     def shared(self, request: Request) -> tuple[PromptTokens, list[tuple[Document, ...]]]:
         """What all branches' prompts begin with, and the documents that each has for itself."""
@@ -83,5 +77,6 @@ class PromptBuilder:
         return self.prompts.branch(point, request.outline, quoted, own=own)[1]
 
     def direct(self, request: Request) -> PromptTokens:
-        hits = search_question(request.question, request.documents, self.found)
-        return self.prompts.direct(documents=self.behind(hits))
+        hits = DocumentSearch(request.documents).find(request.question, self.found)
+        found = [request.documents[i] for i in sorted(hits)]
+        return self.prompts.direct(documents=self.behind(found))

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from ..ops.sampling.settings import SamplingRules
 from .text.documents import Document
@@ -34,44 +34,36 @@ OPEN_STAGES = (Stage.PREFILL, Stage.OUTLINE, Stage.RUNNING, Stage.MERGING)
 LIVE_STAGES = (*WAITING_STAGES, *OPEN_STAGES)
 ENDED_STAGES = (Stage.DONE, Stage.REFUSED, Stage.CANCELLED, Stage.FAILED)
 
-
-class Transition(NamedTuple):
-    name: str
-    sources: tuple[Stage, ...]
-    target: Stage
-    doc: str
-
-
+Transition = tuple[tuple[Stage, ...], Stage]  # the stages that have it, and the one it leads to
 _NEW = (*WAITING_STAGES, Stage.PREFILL)
-
-
-def _endings(live: tuple[Stage, ...]) -> tuple[Transition, ...]:
-    return (
-        Transition("refuse", live, Stage.REFUSED, "it does not fit, alone or next to the others"),
-        Transition("cancel", live, Stage.CANCELLED, "cancelled by the client, or timed out"),
-        Transition("fail", (*live, Stage.DONE), Stage.FAILED, "an error ended it alone"),
-    )
-
-
-REQUEST_TRANSITIONS = (
-    Transition("read", _NEW, Stage.PREFILL, "a chunk of its prompt is prefilled"),
-    Transition("outline", _NEW, Stage.OUTLINE, "its root branch writes the outline"),
-    Transition("run", (*_NEW, Stage.OUTLINE), Stage.RUNNING, "its branches decode"),
-    Transition("merge", (*_NEW, Stage.RUNNING), Stage.MERGING, "a last branch combines the others"),
-    Transition("preempt", OPEN_STAGES, Stage.PREEMPTED, "rows ran out, and it is the youngest"),
-    Transition("finish", (Stage.RUNNING, Stage.MERGING), Stage.DONE, "all its branches ended"),
-    *_endings(LIVE_STAGES),
-)
 _LIVE_BRANCH = (*WAITING_STAGES, Stage.RUNNING)
-BRANCH_TRANSITIONS = (
-    Transition(
-        "run", WAITING_STAGES, Stage.RUNNING, "its prompt, or its freed rows, are prefilled"
-    ),
-    Transition("preempt", (Stage.RUNNING,), Stage.PREEMPTED, "rows ran out, it is the youngest"),
-    Transition("finish", _LIVE_BRANCH, Stage.DONE, "a stop token or its budget"),
-    *_endings(_LIVE_BRANCH),
-)
-LIFECYCLES = {"request": REQUEST_TRANSITIONS, "branch": BRANCH_TRANSITIONS}
+
+
+def _endings(live: tuple[Stage, ...]) -> dict[str, Transition]:
+    return {
+        "refuse": (live, Stage.REFUSED),  # it does not fit, alone or next to the others
+        "cancel": (live, Stage.CANCELLED),  # cancelled by the client, or timed out
+        "fail": ((*live, Stage.DONE), Stage.FAILED),  # an error ended it alone
+    }
+
+
+LIFECYCLES: Mapping[str, Mapping[str, Transition]] = {
+    "request": {
+        "read": (_NEW, Stage.PREFILL),  # a chunk of its prompt is prefilled
+        "outline": (_NEW, Stage.OUTLINE),  # its root branch writes the outline
+        "run": ((*_NEW, Stage.OUTLINE), Stage.RUNNING),  # its branches decode
+        "merge": ((*_NEW, Stage.RUNNING), Stage.MERGING),  # a last branch combines the others
+        "preempt": (OPEN_STAGES, Stage.PREEMPTED),  # rows ran out, and it is the youngest
+        "finish": ((Stage.RUNNING, Stage.MERGING), Stage.DONE),  # all its branches ended
+        **_endings(LIVE_STAGES),
+    },
+    "branch": {
+        "run": (WAITING_STAGES, Stage.RUNNING),  # its prompt, or its freed rows, are prefilled
+        "preempt": ((Stage.RUNNING,), Stage.PREEMPTED),  # rows ran out, it is the youngest
+        "finish": (_LIVE_BRANCH, Stage.DONE),  # a stop token or its budget
+        **_endings(_LIVE_BRANCH),
+    },
+}
 
 
 class Finish(StrEnum):
@@ -92,19 +84,16 @@ ENDING_OF = {  # the transition of each finish reason
 COMPLETE = (Finish.STOP, Finish.LENGTH)  # the branch decoded to its end
 
 
-_BY_NAME = {kind: {row.name: row for row in rows} for kind, rows in LIFECYCLES.items()}
-
-
 class StageError(RuntimeError):
     """A transition that the stage of a request or a branch does not have: a defect."""
 
 
 def move(item: "Request | Branch", transition: str) -> None:
     """Take a transition of the item's lifecycle; StageError if its stage has no such one."""
-    row = _BY_NAME["branch" if isinstance(item, Branch) else "request"][transition]
-    if item.stage not in row.sources:
+    sources, target = LIFECYCLES["branch" if isinstance(item, Branch) else "request"][transition]
+    if item.stage not in sources:
         raise StageError(f"{item.name} is {item.stage}, where it cannot {transition}")
-    item.stage = row.target
+    item.stage = target
 
 
 class Matcher(Protocol):

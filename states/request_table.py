@@ -42,9 +42,6 @@ class SegmentTree:
         self._ids = count()
         self._reads: dict[int, tuple[int, ...]] = {}
 
-    def __len__(self) -> int:
-        return len(self.parent)
-
     def __contains__(self, segment: int) -> bool:
         return segment in self.parent
 

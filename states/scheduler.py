@@ -6,6 +6,7 @@ graph's transitions is the priority. No step looks at every waiting request."""
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from heapq import heappop, heappush, merge
+from itertools import islice
 from threading import Condition
 
 from .admission import Intake, ready_branches
@@ -227,8 +228,12 @@ class Scheduler:
             return self._plan_forward(after_parse)
         else:
             why = "nothing can start"
+        for request, count in intake.chunks:
+            first = request.prefix_length
+            part = f"from {first} to {first + count} of {request.prompt_size}"
+            why += f", {request.key} is read {part}"
         return replace(
-            self._plan(why + _chunk_note(intake.chunks), intake),
+            self._plan(why, intake),
             branches=branches,
             requests=tuple(intake.requests),
             chunks=tuple(intake.chunks),
@@ -323,8 +328,7 @@ class Scheduler:
         """The request that has waited longest, if it starts next in spite of its rank."""
         if self.policy.fair or self.steps - self._last_turn <= self.block.max_wait:
             return None
-        oldest = next(iter(self.table.waiting.values()), None)
-        candidates = [*([] if oldest is None else [oldest]), *self.table.open.values()]
+        candidates = [*islice(self.table.waiting.values(), 1), *self.table.open.values()]
         waiting = [r for r in candidates if r.waits or any(b.waits for b in r.branches)]
         return min(waiting, key=lambda request: request.arrival, default=None)
 
@@ -372,14 +376,6 @@ class Scheduler:
 
 def _first_item(request: Request) -> Item:
     return (), request.prefix_owner, -1, request, None
-
-
-def _chunk_note(chunks: Iterable[tuple[Request, int]]) -> str:
-    """Which prompts are read on, in words."""
-    return "".join(
-        f", {r.key} is read from {r.prefix_length} to {r.prefix_length + count} of {r.prompt_size}"
-        for r, count in chunks
-    )
 
 
 def _names(items: Sequence[Branch | Request]) -> str:

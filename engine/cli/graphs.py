@@ -20,7 +20,7 @@ from ..prepare.files import FOLDER, PACKAGE, graph_names, open_graph
 from ..prepare.job import CONFIG, embedded_folder
 from ..prepare.repeat import graph_yaml
 from ..shell import print_json, put, tell_problems
-from ..view.diagram import aligned, describe_graph, describe_words, lifecycles, mermaid
+from ..view.diagram import aligned, describe_graph, describe_words, mermaid
 from .options import JSON as MIRRORED_JSON
 from .options import SETS, argument, flag, graph_argument, show_result
 
@@ -56,21 +56,13 @@ def check(
 
 
 def show(
-    graph: str | None = graph_argument("A path or a shipped name."),
+    graph: str = graph_argument("A path or a shipped name.", ..., metavar="GRAPH"),
     full: bool = flag("Instead: the whole graph, with all that it extends.", "--full"),
     resolved: bool = flag("Instead: what each op became, with its settings.", "--resolved"),
     draw: bool = flag("Instead: a Mermaid state diagram.", "--mermaid"),
-    lives: bool = flag("Instead: the lives of requests and branches.", "--lifecycle"),
     sets: list[str] | None = SETS,
 ) -> None:
     """Print a graph: its file as it is, or what it means."""
-    if lives:
-        if graph is not None or full or resolved or draw or sets:
-            raise BadParameter("--lifecycle is the same for all graphs and takes no other option")
-        print(lifecycles())
-        return
-    if graph is None:
-        raise BadParameter("Missing argument 'GRAPH'.")
     if full + resolved + draw > 1:
         raise BadParameter("--full, --resolved and --mermaid are three ways to print a graph")
     if sets and not (full or resolved or draw):
@@ -150,7 +142,6 @@ class Explanation(Spec):
     wrong: str = ""
     right: str = ""
     module: str = ""
-    module_right: str = ""
 
 
 def explanations() -> dict[str, Explanation]:
@@ -205,8 +196,8 @@ def _page(code: str, page: Explanation) -> str:
         parts.append(f"For example:\n{_shown(page.command)}")
     if page.kind:
         parts.append(f"{places[page.kind]}, wrong:\n{_shown(page.wrong, page.module)}")
-        if page.right != page.wrong or page.module_right:
-            parts.append(f"Right:\n{_shown(page.right, page.module_right)}")
+        if page.right != page.wrong:
+            parts.append(f"Right:\n{_shown(page.right)}")
         if page.when == "run":
             parts.append("`specsot check` does not see it: it shows when a run begins.")
     return "\n\n".join([*parts, fill(page.mend, WIDTH)]) + "\n"

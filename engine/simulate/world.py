@@ -414,10 +414,10 @@ class Simulation:
             root = request.root
             assert root is not None
             if self.manager.limits.share_outline:
-                kv_cache.promote_root_(request)
+                kv_cache.promote_root_(root)
                 pending = tuple(root.pending)
             else:
-                kv_cache.drop_root_(request)
+                kv_cache.drop_root_(root)
                 pending = self._new(1)
             request.common_prompt = request.opening + PromptTokens(pending)
             for index, length in enumerate(self._live[request.prefix_owner].arrival.texts):

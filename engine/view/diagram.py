@@ -8,9 +8,7 @@ from ...ops.registry import OpEntry, OpTable
 from ...states.graph.graph import VOCABULARY, BlendBlock, Graph, Program
 
 # Mermaid's keywords at the place of a state's name.
-KEYWORDS = frozenset(
-    ["state", "note", "end", "direction", "class", "style", "default", "as", "click"]
-)
+KEYWORDS = {"state", "note", "end", "direction", "class", "style", "default", "as", "click"}
 MAX_INLINE_LENGTH = 60  # characters of a setting that shares a line with others
 WIDTH = 88
 PACKAGE = __name__.partition(".")[0] + "."
@@ -29,20 +27,6 @@ def mermaid(graph: Graph) -> str:
         guard = f": {edge.when.replace(':', '.')}" if edge.when else ""  # a colon ends a label
         lines.append(f"  {label(edge.from_)} --> {label(edge.to)}{guard}")
     lines += [f"  {label(n)} --> [*]" for n, state in graph.states.items() if state.final]
-    return "\n".join(lines)
-
-
-def lifecycles() -> str:
-    """The lifecycles of requests and branches as Mermaid state diagrams, with comments."""
-    from ...states.request import ENDED_STAGES, LIFECYCLES, Stage
-
-    lines: list[str] = []
-    for kind, transitions in LIFECYCLES.items():
-        lines += [f"%% the life of a {kind}", "stateDiagram-v2", f"  [*] --> {Stage.WAITING}"]
-        for move in transitions:
-            lines.append(f"  %% {move.name}: {move.doc}")
-            lines += [f"  {source} --> {move.target}: {move.name}" for source in move.sources]
-        lines += [f"  {stage} --> [*]" for stage in ENDED_STAGES]
     return "\n".join(lines)
 
 
@@ -70,20 +54,15 @@ def describe_graph(program: Program, *, layers: int = 0) -> str:
     parts += ["", "transitions (the first whose guard holds)"]
     rows = [(e.from_, f"> {e.to}", f"when {e.when}" if e.when else "") for e in graph.transitions]
     parts += [f"  {line}" for line in aligned(rows)]
-    if others := sorted(set(_from_elsewhere(program))):
-        parts += ["", "from other packages", *(f"  {line}" for line in aligned(others))]
     return "\n".join(parts)
 
 
 def describe_words(table: OpTable) -> str:
-    """The vocabulary of graphs: ops with their variants, guards, and blackboard keys."""
-    lines = ["ops: what they read -> what they write (settings; kinds of layout or drafter)"]
-    for name in sorted(table.ops):
-        for entry in table.ops[name]:
-            kinds = " ".join(entry.declared.layouts + entry.declared.drafters)
-            settings = " ".join(setting.name for setting in entry.settings)
-            lines += [f"  {name}: {entry.doc}"]
-            lines += [f"      {_flow(entry)} ({settings or '-'}; {kinds or '-'})"]
+    """The vocabulary of graphs: ops, guards, and blackboard keys."""
+    lines = ["ops: what they read -> what they write (settings)"]
+    for name, entry in sorted(table.ops.items()):
+        settings = " ".join(setting.name for setting in entry.settings)
+        lines += [f"  {name}: {entry.doc}", f"      {_flow(entry)} ({settings or '-'})"]
     guards = [(f"  {name}", " ".join(e.reads), e.doc) for name, e in sorted(table.guards.items())]
     values = [(f"  {key.name}", str(key.lifetime), key.holds) for key in VOCABULARY]
     lines += ["", *aligned([("guards", "reads", ""), *guards])]
@@ -120,17 +99,6 @@ def _plans(blend: BlendBlock, layers: int) -> Iterator[str]:
     yield from (f"  {line}" for line in aligned(rows))
 
 
-def _from_elsewhere(program: Program) -> Iterator[tuple[str, str, str]]:
-    """Ops, guards and drafter of other packages: names and places."""
-    entries = [step.entry for steps in program.steps.values() for step in steps]
-    for entry in (*entries, *program.guards.values()):
-        if not entry.module.startswith(PACKAGE):
-            yield entry.name, f"{entry.module}.{entry.function}", f"{entry.file}:{entry.line}"
-    drafter = type(program.graph.drafter)
-    if not drafter.__module__.startswith(PACKAGE):
-        yield f"drafter {drafter.kind_name()}", f"{drafter.__module__}.{drafter.__qualname__}", ""
-
-
 def _brief(value: Any) -> str:
     """A value that shares a line with others; a long one is shown in full with its block."""
     text = _show(value)
@@ -140,8 +108,7 @@ def _brief(value: Any) -> str:
 
 def _flow(entry: OpEntry) -> str:
     flow = f"{' '.join(entry.reads)} -> {' '.join(entry.declared.writes) or '-'}"
-    drops = f", drops {' '.join(entry.declared.drops)}" if entry.declared.drops else ""
-    return flow + drops
+    return flow + (f", drops {' '.join(entry.declared.drops)}" if entry.declared.drops else "")
 
 
 def _show(value: Any, comma: str = ", ") -> str:

@@ -42,7 +42,8 @@ Keys = frozenset[str]  # of the blackboard
 def checked_program(
     graph: Graph, source: Source, table: OpTable, given: Keys | None = None
 ) -> Program:
-    """The program of a graph; raises GraphError with the problems of the first stage with any."""
+    """The program of a graph; raises GraphError with the problems of the first stage with any.
+    given: initial blackboard keys; by default those of a run, or of a cluster if ops read it."""
     checks = _Checks(graph, source, table)
     checks.schedule()
     checks.names()
@@ -59,8 +60,7 @@ def checked_program(
     checks.end_stage()
     checks.progress(steps)
     checks.end_stage()
-    whens = [edge.when for edge in graph.transitions if edge.when is not None]
-    guards = {when: checks.table.guards[when] for when in whens}
+    guards = {e.when: checks.table.guards[e.when] for e in graph.transitions if e.when is not None}
     return Program(graph=graph, source=source, steps=steps, guards=guards, given=given)
 
 
@@ -89,24 +89,18 @@ class _Checks:
         self.source = source
         self.problems: list[Problem] = []
         self.targets = _targets((e.from_, e.to) for e in graph.transitions)
-        ops = dict(table.ops)
-        guards = dict(table.guards)
-        for at, call, _ in graph.calls(table):
-            if entry := self._named((*at, "op"), "op", call.op):
-                ops[call.op] = (entry,)
+        entries = {"op": dict(table.ops), "guard": dict(table.guards)}
+        names = [((*at, "op"), "op", call.op) for at, call, _ in graph.calls(table)]
         for i, edge in enumerate(graph.transitions):
-            name = edge.when or ""
-            if entry := self._named(("transitions", i, "when"), "guard", name):
-                guards[name] = entry
-        self.table = OpTable(ops, guards, table.faults)
+            names.append((("transitions", i, "when"), "guard", edge.when or ""))
+        for at, kind, name in names:
+            try:
+                if ":" in name:
+                    entries[kind][name] = named_function(kind, name)
+            except RegistryError as error:
+                self.report(at, str(error), ProblemCode.NO_FUNCTION)
+        self.table = OpTable(entries["op"], entries["guard"], table.faults)
         self.calls = [*graph.calls(self.table)]
-
-    def _named(self, at: KeyPath, kind: str, name: str) -> OpEntry | None:
-        try:
-            return named_function(kind, name) if ":" in name else None
-        except RegistryError as error:
-            self.report(at, str(error), ProblemCode.NO_FUNCTION)
-            return None
 
     def report(self, at: KeyPath, message: str, code: ProblemCode, *, key: bool = False) -> None:
         self.problems.append(self.source.problem(at, message, code, key=key))
@@ -137,9 +131,8 @@ class _Checks:
         for i, edge in enumerate(graph.transitions):
             at = ("transitions", i)
             states += [((*at, "from"), edge.from_), ((*at, "to"), edge.to)]
-            if edge.when is not None and edge.when not in table.guards and ":" not in edge.when:
-                message = f"no guard {quoted(edge.when)}{hint(edge.when, table.guards)}"
-                self.report((*at, "when"), self._with_faults(message), ProblemCode.NO_GUARD)
+            if edge.when is not None:
+                self._known((*at, "when"), "guard", edge.when, table.guards)
         for path, name in states:
             if name not in graph.states:
                 message = f"no state {quoted(name)}{hint(name, graph.states)}"
@@ -148,25 +141,21 @@ class _Checks:
             self._call(path, call, entry)
         needed = {block for _, _, entry in self.calls if entry for block in entry.declared.needs}
         for block in OPTIONAL_BLOCKS:
-            users = {e.name for es in table.ops.values() for e in es if block in e.declared.needs}
+            users = {e.name for e in table.ops.values() if block in e.declared.needs}
             if users and block not in needed and getattr(graph, block) is not None:
                 message = f"no state runs an op that reads this block: {', '.join(sorted(users))}"
                 self.report((block,), message, ProblemCode.UNUSED_BLOCK, key=True)
 
-    def _with_faults(self, message: str) -> str:
-        return "; ".join([message, *self.table.faults])
+    def _known(self, at: KeyPath, kind: str, name: str, known: Mapping[str, OpEntry]) -> None:
+        if name not in known and ":" not in name:
+            message = f"no {kind} {quoted(name)}{hint(name, known)}"
+            code = ProblemCode.NO_OP if kind == "op" else ProblemCode.NO_GUARD
+            self.report(at, "; ".join([message, *self.table.faults]), code)
 
     def _call(self, at: KeyPath, call: Call, entry: OpEntry | None) -> None:
         graph = self.graph
-        if call.op not in self.table.ops:
-            if ":" not in call.op:
-                message = f"no op {quoted(call.op)}{hint(call.op, self.table.ops)}"
-                self.report((*at, "op"), self._with_faults(message), ProblemCode.NO_OP)
-            return
+        self._known((*at, "op"), "op", call.op, self.table.ops)
         if entry is None:
-            kinds = f"layout {graph.layout.kind!r} with drafter {graph.drafter.kind!r}"
-            message = self._with_faults(f"op {call.op!r} does not run under {kinds}")
-            self.report((*at, "op"), message, ProblemCode.NO_VARIANT)
             return
         settings = {s.name: s for s in entry.settings}
         for key, value in call.with_.items():

@@ -18,10 +18,8 @@ MAX_SHARED = 1 << 16
 
 def _valid_nodes(value: Any) -> Any:
     context = {"most": MAX_NODES}
-    if value == AUTO:
-        return value
     if not isinstance(value, dict):
-        if not _count(value):
+        if value != AUTO and not _count(value):
             what = "must be auto, an integer from 1 to {most}, or a map {active branches: nodes}"
             raise PydanticCustomError("nodes", what, context)
         return value

@@ -3,6 +3,7 @@
 import copy
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -39,17 +40,11 @@ class Change(NamedTuple):
     option: str
 
 
-def load_program(
-    source: Source,
-    table: OpTable,
-    given: frozenset[str] | None = None,
-    sets: Iterable[str | Change] = (),
-) -> Program:
+def load_program(source: Source, table: OpTable, sets: Iterable[str | Change] = ()) -> Program:
     """Apply `sets` to a source (`override`), validate it, check it stage by stage, resolve its ops.
-    given: initial blackboard keys; by default those of a run, or of a cluster if ops read it.
     Raises GraphError: every problem of the first stage that found any."""
     override(source, sets, table)
-    return checked_program(validate(source), source, table, given)
+    return checked_program(validate(source), source, table)
 
 
 DIRECTOR = "engine.workers.director"  # the machine of a run on workers
@@ -130,25 +125,21 @@ def _flat_edges(data: Mapping[str, Any]) -> tuple[dict[str, Any], dict[KeyPath, 
         return dict(data), {}
     states = data.get("states")
     order = list(states) if isinstance(states, dict) else []
-    flat: list[tuple[Any, KeyPath]] = []  # an edge, and its path in the file or that of its state
+    # A state, an edge that leaves it, and the path of the edge in the file or that of the state.
+    flat: list[tuple[Any, Any, KeyPath]] = []
     for i, edge in enumerate(edges):
         sources = edge.get("from") if isinstance(edge, dict) else None
         if isinstance(sources, list) and sources:
-            flat += [({**edge, "from": s}, (i, "from", j)) for j, s in enumerate(sources)]
+            flat += [(s, {**edge, "from": s}, (i, "from", j)) for j, s in enumerate(sources)]
         else:
-            flat.append((edge, (i,)))
-
-    def rank(item: tuple[Any, KeyPath]) -> int:
-        state = item[0].get("from") if isinstance(item[0], dict) else None
-        return order.index(state) if state in order else len(order)
-
-    flat.sort(key=rank)
+            flat.append((sources, edge, (i,)))
+    flat.sort(key=lambda item: order.index(item[0]) if item[0] in order else len(order))
     origins: dict[KeyPath, KeyPath] = {}
-    for i, (_, at) in enumerate(flat):
+    for i, (_, _, at) in enumerate(flat):
         origins["transitions", i] = ("transitions", at[0])
         if at[1:]:
             origins["transitions", i, "from"] = ("transitions", *at)
-    return {**data, "transitions": [edge for edge, _ in flat]}, origins
+    return {**data, "transitions": [edge for _, edge, _ in flat]}, origins
 
 
 def _nulls(source: Source, value: Any, path: KeyPath) -> Iterator[Problem]:
@@ -244,15 +235,12 @@ def _new_path(source: Source, path: KeyPath) -> KeyPath:
     """The path with its key's new name, if its block has that and not the old one."""
     block = next((b for b in reversed(RENAMED_BLOCKS) if path[: len(b)] == b and path != b), ())
     new_key = RENAMED_KEYS.get((str(block[-1]), str(path[len(block)]))) if block else None
-    if new_key is None:
-        return path
-    try:
-        keys = keys_of(_model_at(block, source.data))
-    except RegistryError:  # a drafter that cannot be imported: the schema reports it
-        return path
-    if path[len(block)] in keys or new_key not in keys:
-        return path
-    return (*block, new_key, *path[len(block) + 1 :])
+    if new_key is not None:
+        with suppress(RegistryError):  # a drafter that cannot be imported: the schema reports it
+            keys = keys_of(_model_at(block, source.data))
+            if path[len(block)] not in keys and new_key in keys:
+                return (*block, new_key, *path[len(block) + 1 :])
+    return path
 
 
 def _rename_in_blocks(source: Source, renamed: list[str]) -> None:
@@ -274,8 +262,8 @@ def _rename_in_ops(source: Source, table: OpTable | None, renamed: list[str]) ->
             settings = call.get("with") if isinstance(call, dict) else None
             if not isinstance(settings, dict):
                 continue
-            entries = table.ops.get(str(call.get("op")), ()) if table else ()
-            known = {setting.name for entry in entries for setting in entry.settings}
+            entry = table.ops.get(str(call.get("op"))) if table else None
+            known = {setting.name for setting in entry.settings} if entry else set()
             for key, value in list(settings.items()):
                 at = ("states", name, "ops", i, "with", key)
                 if isinstance(value, str) and value.startswith("$"):
@@ -331,17 +319,13 @@ def _put(source: Source, path: KeyPath, value: Any, option: str) -> None:
     done: KeyPath = ()
     for part in map(str, path):
         number = int(part) if part.isascii() and part.isdigit() and len(part) < 7 else None
-        key: Any = part
-        if isinstance(node, dict):
-            if number is not None and any(isinstance(k, int) for k in node):
-                key = number
-        elif isinstance(node, list) and number is not None and number < len(node):
-            key = number
-        else:
-            is_list = isinstance(node, list)
+        is_list = isinstance(node, list)
+        if not (number in range(len(node)) if is_list else isinstance(node, dict)):
             what = f"a list of {len(node)}" if is_list else f"{quoted(node)}, not a mapping"
             where, here = (".".join(map(str, p)) for p in (path, done))
             raise GraphError([Problem(option, where, f"{here} is {what}", ProblemCode.OPTION)])
+        is_number = number is not None and (is_list or any(isinstance(k, int) for k in node))
+        key: Any = number if is_number else part
         done = (*done, key)
         is_last = len(done) == len(path)
         if is_last or (isinstance(node, dict) and key not in node):

@@ -7,6 +7,7 @@ A graph names a function as `package.module:function`, or a package has entry po
 Checking a graph reads sources; it imports no class but that of the graph's drafter."""
 
 import ast
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from importlib.metadata import EntryPoint, entry_points
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Union
 from pydantic import Field, SerializeAsAny, ValidatorFunctionWrapHandler, WrapValidator
 from pydantic_core import PydanticCustomError
 
-from ...ops.registry import OpEntry, OpTable, RegistryError, backend_names, declarations, parse
+from ...ops.registry import OpEntry, OpTable, RegistryError, declarations, parse
 from ..yaml.source import hint, quoted
 from .drafter_settings import DrafterSettings
 
@@ -25,7 +26,9 @@ OPS_GROUP = "specsot.ops"
 DRAFTERS_GROUP = "specsot.drafters"
 POLICIES_GROUP = "specsot.policies"
 ATTENTION_GROUP = "specsot.attention"
-OPS_FOLDER = Path(__file__).parents[2] / "ops"
+_BACKEND = re.compile(r'^class \w+\([\w., ]+, name="(\w+)"\):', re.M)
+_SOURCES = (Path(__file__).parents[2] / "ops" / "attention").glob("*.py")
+BACKENDS = sorted(name for path in _SOURCES for name in _BACKEND.findall(path.read_text("utf-8")))
 
 BUILT_IN = {
     "none": "drafter:NoDrafter",
@@ -116,7 +119,7 @@ def installed(group: str, name: str) -> Iterator[tuple[EntryPoint, Any]]:
 
 def attention_backends() -> list[str]:
     """The names of attention backends, specsot's and those of installed packages."""
-    return [*backend_names(OPS_FOLDER / "attention"), *installed_names(ATTENTION_GROUP)]
+    return [*BACKENDS, *installed_names(ATTENTION_GROUP)]
 
 
 def installed_names(group: str) -> list[str]:

@@ -36,10 +36,10 @@ def parse_(
                 root.tokens, max_branches=most, tools=tools
             )
             if branches.limits.share_outline:
-                branches.kv_cache.promote_root_(request)
+                branches.kv_cache.promote_root_(root)
                 pending = root.pending  # tokens without rows, before the common prompt
             else:
-                branches.kv_cache.drop_root_(request)
+                branches.kv_cache.drop_root_(root)
                 pending = []
             if not request.budget:
                 move(request, "run")

@@ -108,8 +108,7 @@ class TokenGrammar:
         try:
             first = self.first(grammar)
         except ValueError as error:
-            message = str(error).strip().split("\n", 1)[0]
-            raise GrammarError(PLACE.sub("", message)) from None
+            raise GrammarError(PLACE.sub("", str(error).strip().split("\n", 1)[0])) from None
         return partial(OutlineMatcher, first, self, "")
 
 
@@ -243,8 +242,6 @@ NAMED = ("properties", "patternProperties", "$defs", "definitions")
 COMBINED = ("anyOf", "oneOf", "allOf", "$ref")
 # Text that cannot be the beginning of calls, which is `[{`.
 NO_CALL = r"/\s*([^\s\[]|\[[^{])(?s:.)*/"
-
-
 DELIMITERS = {"/": r"\/", "\n": r"\n"}
 PLACE = re.compile(r"^at \d+\(\d+\): ")  # of an error in the text of a grammar
 

@@ -4,13 +4,16 @@
 import json
 import re
 import unicodedata
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Literal
 
-from ..yaml.source import Source, hint
+from pydantic import AfterValidator, Field, RootModel, StringConstraints
+from pydantic_core import PydanticCustomError
+
+from ..yaml.source import MAX_BYTES, GraphError, Mark, ProblemCode, Source, decode
+from ..yaml.spec import Int, Spec, validated
 
 OutlineFormat = Literal["fields", "list"]
 Mode = Literal["plan", "direct"]
@@ -21,8 +24,6 @@ MAX_LENGTH = 990
 USUAL_LENGTH = 60  # expected tokens of a part whose outline gives no length
 MAX_TITLE = 60
 MAX_SHOWN = 80  # characters of a line in a note
-MAX_BYTES = 1_000_000
-KEYS = ("title", "length", "tool", "deps")
 WORDS = ("PLAN", "DIRECT", "END")
 # Texts that chat formats use as control tokens; a title may contain none of them.
 MARKERS = (
@@ -276,92 +277,76 @@ class OutlineError(ValueError):
     """A file that is not an outline; one `file:line: reason` per problem."""
 
 
+def _valid_title(title: str) -> str:
+    if why := title_problem(title):
+        raise PydanticCustomError("title", "{why}", {"why": why})
+    return title
+
+
+class Item(Spec):
+    """A point in a file that is a list; `deps` are numbers of earlier items from 1."""
+
+    title: Annotated[
+        str,
+        StringConstraints(strip_whitespace=True, max_length=MAX_TITLE),
+        AfterValidator(_valid_title),
+    ]
+    length: Int = Field(USUAL_LENGTH, ge=MIN_LENGTH, le=MAX_LENGTH)
+    tool: Annotated[str, Field(pattern=r"^[^|\n]*$")] | None = None
+    deps: tuple[Annotated[Int, Field(ge=1)], ...] | None = ()
+
+
+class Items(RootModel[tuple[Item, ...]]):
+    """The list."""
+
+
 def load_outline(
     path: str | Path, *, max_branches: int, tools: Sequence[str] | None = None
 ) -> Outline:
     """Read an outline file: the format itself (its first line is PLAN or DIRECT), or a list of
-    {title, length?, tool?, deps?}, `deps` being numbers of earlier items from 1; JSON if the name
-    ends in .json, else YAML. Raises OutlineError: no file, or not a valid outline."""
+    `Item`; JSON if the name ends in .json, else YAML. Raises OutlineError: no file, or not a valid
+    outline."""
+    name = str(path)
+    source = None
     try:
         with Path(path).open("rb") as file:
-            data = file.read(MAX_BYTES + 1)
+            text = decode(file.read(MAX_BYTES + 1), name)
+        if text.lstrip().split("\n", 1)[0].strip() not in ("PLAN", "DIRECT"):
+            source, text = _listed(text, name)
     except OSError as error:
-        raise OutlineError(f"{path}: {error.strerror}") from None
-    if len(data) > MAX_BYTES:
-        raise OutlineError(f"{path}: more than {MAX_BYTES} bytes")
-    try:
-        text = data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        line = data.count(b"\n", 0, error.start) + 1
-        raise OutlineError(f"{path}:{line}: not UTF-8") from None
-    place: Callable[[int], str] = partial("{}:{}".format, path)  # of a line of the outline
-    if text.lstrip().split("\n", 1)[0].strip() not in ("PLAN", "DIRECT"):
-        items, places = _items(text, str(path))
-        place = places.__getitem__
-        if problems := [f"{place(i)}: {p}" for i, x in enumerate(items, 2) for p in _wrong(x)]:
-            raise OutlineError("\n".join(problems))
-        points = [
-            Point(
-                id=i,
-                length=item.get("length", USUAL_LENGTH),
-                tool=item.get("tool"),
-                deps=tuple(item.get("deps") or ()),
-                title=item["title"].strip(),
-            )
-            for i, item in enumerate(items, 1)
-        ]
-        text = render_outline(points)
-    outline = parse_outline(text, max_branches=max_branches, tools=tools)
-    notes = sorted((*outline.skipped, *outline.mended), key=lambda note: note.line)
-    if notes:
-        raise OutlineError("\n".join(f"{place(note.line)}: {note.reason}" for note in notes))
-    if outline.status not in ("ok", "direct"):
-        raise OutlineError(f"{path}: {'no END line' if outline.points else 'no points'}")
-    return outline
-
-
-def _items(text: str, name: str) -> tuple[list[Any], dict[int, str]]:
-    """The items of a list, and by line of their outline the place of each."""
-    try:
-        source = None if name.lower().endswith(".json") else Source(text, name)
-        data = json.loads(text) if source is None else source.data
+        raise OutlineError(f"{name}: {error.strerror}") from None
     except json.JSONDecodeError as error:
         raise OutlineError(f"{name}:{error.lineno}:{error.colno}: {error.msg}") from None
     except RecursionError:
         raise OutlineError(f"{name}: nested too deeply") from None
     except ValueError as error:  # of the YAML reader, with the place
         raise OutlineError(str(error)) from None
-    if not isinstance(data, list) or not data:
+    outline = parse_outline(text, max_branches=max_branches, tools=tools)
+    notes = sorted((*outline.skipped, *outline.mended), key=lambda note: note.line)
+    if notes and source is not None:  # its first item is in line 2 of the text
+        items = [((note.line - 2,), note.reason) for note in notes]
+        wrong = GraphError(source.problem(*item, ProblemCode.WRONG_VALUE) for item in items)
+        raise OutlineError(str(wrong))
+    if notes:
+        raise OutlineError("\n".join(f"{name}:{note.line}: {note.reason}" for note in notes))
+    if outline.status not in ("ok", "direct"):
+        raise OutlineError(f"{name}: {'no END line' if outline.points else 'no points'}")
+    return outline
+
+
+def _listed(text: str, name: str) -> tuple[Source, str]:
+    """A list of points, and its outline in the format `fields`. JSON is read as JSON, because YAML
+    has no pairs of surrogates; its values have no places."""
+    is_json = name.lower().endswith(".json")
+    if is_json:
+        text = json.dumps(json.loads(text), ensure_ascii=False)
+    source = Source(text, name, "outline")
+    if is_json:
+        source.marks = dict.fromkeys(source.marks, Mark(name))
+    if not isinstance(source.data, list) or not source.data:
         raise OutlineError(f"{name}:1: neither PLAN, nor DIRECT, nor a list of points")
-    places = {}
-    for i in range(len(data)):
-        at = "" if source is None else "".join(f":{n}" for n in source.place((i,))[1:])
-        places[i + 2] = f"{name}{at}: item {i + 1}"
-    return data, places
-
-
-def _wrong(item: Any) -> Iterator[str]:
-    """Problems of one item's shape; the reader checks the ranges of values."""
-
-    def is_count(value: Any) -> bool:
-        return isinstance(value, int) and not isinstance(value, bool) and 0 < value < 10**9
-
-    if not isinstance(item, dict):
-        yield f"a point is a mapping with the keys {', '.join(KEYS)}"
-        return
-    yield from (f"no key {key!r}{hint(str(key), KEYS)}" for key in item if key not in KEYS)
-    title = item.get("title")
-    if not isinstance(title, str):
-        yield "title is missing" if title is None else "title is not a text"
-    elif problem := title_problem(title):
-        yield problem
-    elif len(title.strip()) > MAX_TITLE:
-        yield f"the title has more than {MAX_TITLE} characters"
-    if not is_count(item.get("length", USUAL_LENGTH)):
-        yield "length is not a positive number"
-    tool = item.get("tool") or ""
-    if not isinstance(tool, str) or "|" in tool or "\n" in tool:
-        yield "tool is not a name"
-    deps = item.get("deps") or []
-    if not isinstance(deps, list) or not all(map(is_count, deps)):
-        yield "deps is not a list of numbers of earlier points"
+    points = [
+        Point(i, item.length, item.tool, item.deps or (), title=item.title)
+        for i, item in enumerate(validated(Items, source).root, 1)
+    ]
+    return source, render_outline(points)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import zip_longest
@@ -51,18 +52,13 @@ SLOTS = {
     "plain": ("question", ""),
     "skeleton": ("question", "max_branches tools"),
     "outline.branch": ("", "id deps title length plan"),
-    "outline.direct": ("", ""),
     "prompt.branch": ("question", "id deps title length plan"),
     "prompt.direct": ("question", ""),
     "dependency": ("text", "id"),
-    "combine": ("", ""),
     "plan_line": ("title", "id"),
     "document": ("text", "title"),
-    "document_gap": ("", ""),
-    "turns.system": ("text", ""),
-    "turns.user": ("text", ""),
-    "turns.assistant": ("text", ""),
-    "turns.generation": ("", ""),
+    **dict.fromkeys(("turns.system", "turns.user", "turns.assistant"), ("text", "")),
+    **dict.fromkeys(("outline.direct", "combine", "document_gap", "turns.generation"), ("", "")),
 }
 
 
@@ -275,19 +271,15 @@ class ChatWriter:
         if not rules:
             return turns
         with_rules = [{"role": "system", "content": rules}, *turns]
-        try:
+        with suppress(Exception):  # chat formats raise various errors for unknown roles
             if rules in self._render(with_rules):
                 return with_rules
-        except Exception:  # chat formats raise various errors for unknown roles
-            pass
-        first = turns[0] | {"content": f"{rules}\n\n{turns[0]['content']}"}
-        return [first, *turns[1:]]
+        return [turns[0] | {"content": f"{rules}\n\n{turns[0]['content']}"}, *turns[1:]]
 
     def _cut(self, turns: list[Message], after: str = "") -> list[Piece]:
         """The conversation's text, or the part `after` a text, cut at the marks."""
         rendered = self._render(turns)
-        if after:
-            rendered = rendered.partition(after)[2]
+        rendered = rendered.partition(after)[2] if after else rendered
         mark = re.compile(f"{self._mark}([a-z_0-9]+)Mark")
         parts = mark.split(rendered)
         if parts[1::2] != mark.findall("\n".join(turn["content"] for turn in turns)):
@@ -411,35 +403,27 @@ class PromptBook:
         dep_ids: Sequence[tuple[int, Sequence[int]]],
         shared: PromptTokens = NOTHING,
         own: PromptTokens = NOTHING,
+        *,
+        follows_part: bool = False,
     ) -> tuple[PromptTokens, PromptTokens]:
-        """The prompt of one part: the ids that all branches of the request share, and the rest.
+        """The prompt of one part: the ids that all branches of the request share, cut before the
+        first slot that differs between parts, and the rest.
 
         With share `outline` it continues after the outline's ids without their stop token, and
         begins with the end of that turn. With share `prompt` it continues after the first half of
         `skeleton` and the `opening`.
 
         dep_ids: id and generated ids of each point that this one depends on.
-        shared, own: documents of all branches, and of this one before the quoted results."""
+        shared, own: documents of all branches, and of this one before the quoted results.
+        follows_part: it continues after another part, with either share."""
         turn = self._turns["outline.shared" if shared.ids else "outline.branch"]
-        if self.share == "prompt":
+        if self.share == "prompt" and not follows_part:
             turn = [*(["documents"] if shared.ids else []), *self._split("prompt.branch")[1]]
         controls = self._encoder.special.union(self.stop_ids)
         for dep, ids in dep_ids:
             number_ids = self._encoder.text(str(dep))
             text_ids = [i for i in ids if i not in controls]
             own += self._fill(self._turns["dependency"], id=number_ids, text=text_ids)
-        return self._part(turn, point, outline, shared=shared, deps=own)
-
-    def _part(
-        self,
-        turn: Turn,
-        point: Point,
-        outline: Outline,
-        *,
-        shared: PromptTokens,
-        deps: PromptTokens,
-    ) -> tuple[PromptTokens, PromptTokens]:
-        """The turn of a part, cut before the first slot that differs between parts."""
         first = next(i for i, piece in enumerate(turn) if str(piece) in OF_A_BRANCH)
         plan = "\n".join(
             self._template.plan_line.format(id=p.id, title=p.title) for p in outline.points
@@ -448,12 +432,11 @@ class PromptBook:
         values = {"id": str(point.id), "title": point.title, "length": str(point.length)}
         filled = {name: self._encoder.text(value) for name, value in values.items()}
         common = self._fill(turn[:first], plan=plan_ids, documents=shared)
-        return common, self._fill(turn[first:], plan=plan_ids, deps=deps, **filled)
+        return common, self._fill(turn[first:], plan=plan_ids, deps=own, **filled)
 
     def next_part(self, point: Point, outline: Outline) -> tuple[PromptTokens, PromptTokens]:
         """The turn of a part after another part, as by `branch`, without documents and results."""
-        turn = self._turns["outline.branch"]
-        return self._part(turn, point, outline, shared=NOTHING, deps=NOTHING)
+        return self.branch(point, outline, (), follows_part=True)
 
     def combine(self) -> PromptTokens:
         """The turn for one combined answer after the finished parts."""

@@ -62,11 +62,6 @@ class PromptTokens:
         """The ids after the first `count`, without chunks; for count 0 everything."""
         return self if count <= 0 else PromptTokens(self.ids[count:])
 
-    @classmethod
-    def chunk(cls, ids: tuple[int, ...], name: str) -> PromptTokens:
-        """A prompt that is one chunk."""
-        return cls(ids, (Chunk(0, ids, name),))
-
 
 MAX_CHARACTERS = 200_000
 

@@ -92,6 +92,7 @@ def model_at(model: type[BaseModel], path: KeyPath) -> type[BaseModel] | None:
     for key in path:  # a key that the model lacks is an index, or the key of a mapping of models
         fields = inner.model_fields if inner is not None else {}
         field = next((f for name, f in fields.items() if key in (name, f.alias)), None)
+        field = fields.get("root", field)  # of a model that is a list
         inner = inner if field is None else model_in(field.annotation)
     return inner
 

@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from specsot.ops.registry import OpTable, read_table
+from specsot.states.graph.checks import Keys, checked_program
 from specsot.states.graph.graph import Program
-from specsot.states.graph.load import load_program
+from specsot.states.graph.load import override, validate
 from specsot.states.yaml.source import GraphError, Source
 
 GRAPH = """\
@@ -35,8 +36,14 @@ def toy_table() -> OpTable:
     return read_table([("helpers.toy_ops", Path(__file__).with_name("toy_ops.py"))])
 
 
-def load(text: str = GRAPH, sets: Iterable[str] = ()) -> Program:
-    return load_program(Source(text, "g.yaml"), toy_table(), GIVEN, sets)
+def load(
+    text: str = GRAPH, sets: Iterable[str] = (), table: OpTable | None = None, given: Keys = GIVEN
+) -> Program:
+    """As `load_program`, with other initial keys."""
+    source = Source(text, "g.yaml")
+    table = table or toy_table()
+    override(source, sets, table)
+    return checked_program(validate(source), source, table, given)
 
 
 def problems(text: str, sets: Iterable[str] = ()) -> list[str]:
@@ -70,10 +77,6 @@ from specsot.ops.registry import guard, op
 
 @op("own.count", writes="count")
 def count(rows: list, *, factor: int = 1) -> int: ...
-
-
-@op("own.eagle", drafters="eagle1")
-def eagle(rows: list) -> None: ...
 
 
 @guard("own_enough")

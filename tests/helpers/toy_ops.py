@@ -8,13 +8,8 @@ def open_(counter: dict[str, int]) -> list[int]:
     return [counter["n"]]
 
 
-@op("toy.draft", writes="proposal", drafters="none")
-def draft_none(rows: list[int]) -> list[int]:
-    return []
-
-
-@op("toy.draft", writes="proposal", drafters="eagle3")
-def draft_eagle(rows: list[int], *, top_k: int, levels: int, extra: int = 0) -> list[int]:
+@op("toy.draft", writes="proposal")
+def draft(rows: list[int], *, top_k: int, levels: int, extra: int = 0) -> list[int]:
     """A chain of `levels`."""
     return list(range(levels + extra))
 

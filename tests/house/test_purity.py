@@ -189,8 +189,7 @@ def test_guards_and_ops_without_a_trailing_underscore_change_nothing_they_were_g
 
 def decoding(table: OpTable) -> list[OpEntry]:
     """Ops but those that direct workers and decode nothing: tests/engine/workers runs these."""
-    entries = [entry for variants in table.ops.values() for entry in variants]
-    return [entry for entry in entries if not entry.name.startswith("cluster.")]
+    return [entry for entry in table.ops.values() if not entry.name.startswith("cluster.")]
 
 
 def test_every_registered_op_was_watched(watched: Watch, graphs: Graphs) -> None:

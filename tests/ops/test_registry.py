@@ -9,12 +9,11 @@ import pytest
 from helpers.toy_graph import toy_table
 
 from specsot.ops.registry import NOTE, OpEntry, RegistryError, read_table
-from specsot.states.graph.graph import LAYOUTS, RUN_KEYS, VOCABULARY
+from specsot.states.graph.graph import RUN_KEYS, VOCABULARY
 from specsot.states.graph.load import op_table, rooms
-from specsot.states.graph.plugins import DRAFTERS
 
 TABLE = op_table()
-ENTRIES = [e for variants in TABLE.ops.values() for e in variants] + [*TABLE.guards.values()]
+ENTRIES = [*TABLE.ops.values(), *TABLE.guards.values()]
 
 
 @pytest.mark.parametrize("entry", ENTRIES, ids=lambda e: f"{e.module}.{e.function}")
@@ -31,7 +30,6 @@ def test_the_table_says_what_the_function_is(entry: OpEntry) -> None:
     one = entry.declared
     assert {key.name for key in VOCABULARY} >= {*entry.reads, *one.writes, *one.drops}
     assert RUN_KEYS.isdisjoint((*one.writes, *one.drops)), "keys of the run are never replaced"
-    assert {*one.layouts} <= {*LAYOUTS} and {*one.drafters} <= {*DRAFTERS}
     assert entry.doc, "an op says in one line what it does"
     if one.commits and entry.name not in ("answer.merge", "schedule.wait"):
         assert entry.name.endswith("_"), "committing changes the branches in place"
@@ -51,22 +49,10 @@ def test_nothing_declared_is_missing_from_the_table() -> None:
 
 def test_the_table_imports_nothing() -> None:
     sys.modules.pop("helpers.toy_ops", None)
-    entry = toy_table().find("toy.draft", "bim", "eagle3")
+    entry = toy_table().ops["toy.draft"]
     assert "helpers.toy_ops" not in sys.modules
-    assert entry is not None and entry.load().__name__ == "draft_eagle"
+    assert entry.load().__name__ == "draft"
     assert "helpers.toy_ops" in sys.modules
-
-
-def test_a_variant_is_found_by_its_kinds() -> None:
-    table = toy_table()
-    names = {k: table.find("toy.draft", "bim", k) for k in ("none", "eagle3", "ngram")}
-    assert {k: e.function if e else None for k, e in names.items()} == {
-        "none": "draft_none",
-        "eagle3": "draft_eagle",
-        "ngram": None,
-    }
-    assert table.find("toy.open", "any", "thing") is not None
-    assert table.find("toy.nothing", "bim", "none") is None
 
 
 @pytest.mark.parametrize(
@@ -81,11 +67,7 @@ def test_a_variant_is_found_by_its_kinds() -> None:
         ('@op("a", **{})\ndef f(x): ...', "unexpected keyword"),
         ('@guard("g")\ndef f(x, *, y): ...', "no settings"),
         ('@op("a")\ndef f(x): ...\n@op("a")\ndef g(x): ...', "declared twice"),
-        (
-            '@op("a", drafters="none eagle3")\ndef f(x): ...\n'
-            '@op("a", layouts="bim", drafters="none")\ndef g(x): ...',
-            "declared twice",
-        ),
+        ('@op("a", drafters="none")\ndef f(x): ...', "unexpected keyword"),
         ('@guard("g")\ndef f(x): ...\n@guard("g")\ndef h(x): ...', "declared twice"),
         ('@op("a")\ndef f(x): ...\n  x', "m.py:3: unexpected indent"),
     ],

@@ -485,7 +485,6 @@ def errors() -> Iterator[Case]:
 PAGES = {
     "list": "list",
     "list --ops": "list --ops",
-    "show --lifecycle": "show --lifecycle",
     "check": "check",
     "explain": "explain",
     "bench --list": "bench --list",

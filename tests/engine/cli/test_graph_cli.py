@@ -78,7 +78,7 @@ def test_show_resolved_names_states_ways_and_functions(cli: CommandLine) -> None
     assert "num_draft_tokens=4" in text and re.search(r"^attention +auto$", text, re.MULTILINE)
     assert re.search(r"^  schedule +> parse +when outlines_finished$", text, re.MULTILINE)
     assert "states.phases.grow_tree.grow_tree_()" in text
-    assert "states.phases.expand_root.intake_(attention=auto)" in text
+    assert "states.phases.grow_tree.intake_(attention=auto)" in text
     tools = [f"Tool{number}" for number in range(25)]
     change = f"skeleton.tools=[{', '.join(tools)}]"
     assert cli("show", "bim_plain", "--resolved", "--set", change) == 0
@@ -229,14 +229,14 @@ def replaced(text: str, one: Explanation, piece: str) -> str:
 
 
 def given(one: Explanation, wrong: bool) -> list[ProblemCode]:
-    piece, module = (one.wrong, one.module) if wrong else (one.right, one.module_right)
+    piece = one.wrong if wrong else one.right
     text, sets, mine = piece, [], Path("mine.yaml")
     if one.kind == "block":
         text = HEAD.format(base=one.base) + piece
     elif one.kind == "machine":
         text = replaced((SHIPPED / "machines" / f"{one.base}.yaml").read_text(), one, piece)
     elif one.kind == "own":
-        Path("own_ops.py").write_text(module or one.module)
+        Path("own_ops.py").write_text(one.module)
         machine = (SHIPPED / "machines" / "decode.yaml").read_text()
         called = piece if piece.startswith("{") else repr(piece)
         text = machine.replace(OWN_OP, f"ops: [answer.merge, {called}]", 1)

@@ -54,7 +54,7 @@ def forward(
 
 
 def leaves(tree: SegmentTree) -> list[int]:
-    every = range(len(tree))
+    every = range(len(tree.parent))
     return [one for one in every if one not in {tree.parent[other] for other in every}]
 
 

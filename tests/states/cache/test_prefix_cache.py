@@ -193,7 +193,7 @@ class Engine(RuleBasedStateMachine):
         while self.live:
             self.close(0)
         self.cache.evict_to_(0)
-        assert not self.cache.nodes and not len(self.tree)
+        assert not self.cache.nodes and not self.tree.parent
         assert all(pool.current_length == pool.idle_length == 0 for pool in self.pools)
 
 
@@ -256,7 +256,7 @@ def test_rows_from_elsewhere_are_stored_behind_what_is_cached(known: int) -> Non
     assert written == list(range(known, 100)) and cache.match(text)[1] == 100
     cache.check_integrity()
     assert not cache.store_(ids(range(300, 340)), "", write_, claimed=SLOTS - 39)
-    assert len(written) == 100 - known and len(cache.segments) == len(cache.nodes)
+    assert len(written) == 100 - known and len(cache.segments.parent) == len(cache.nodes)
 
 
 def test_a_match_inside_a_segment_splits_it_and_moves_nothing() -> None:

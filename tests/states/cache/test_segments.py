@@ -32,7 +32,7 @@ def test_a_path_leads_to_the_root() -> None:
     assert tree.path(root) == [root]
     assert [tree.home[s] for s in (leaf, branch, root, other)] == [root, root, root, other]
     tree.remove([leaf, branch, root, 99])
-    assert len(tree) == 1 and leaf not in tree
+    assert len(tree.parent) == 1 and leaf not in tree
     assert tree.add() > leaf, "an id is never used twice"
 
 

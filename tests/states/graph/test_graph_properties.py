@@ -3,9 +3,9 @@
 import json
 from functools import cache
 from importlib.resources import files
-from pathlib import Path
 from typing import Any
 
+from helpers.toy_graph import load
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -27,13 +27,13 @@ an_op = st.tuples(few, many, dropped, st.booleans())
 
 
 def entry(declared: Declaration, reads: tuple[str, ...]) -> OpEntry:
-    return OpEntry(declared, reads, (), "m", "f", Path(), 1, "")
+    return OpEntry(declared, reads, (), "m", "f", "")
 
 
 @st.composite
 def graphs(draw: st.DrawFn) -> tuple[dict[str, Any], OpTable]:
     names = [f"s{i}" for i in range(draw(st.integers(2, 5)))]
-    ops: dict[str, tuple[OpEntry, ...]] = {}
+    ops: dict[str, OpEntry] = {}
     states: dict[str, Any] = {}
     edges = []
     for index, name in enumerate(names):
@@ -42,7 +42,7 @@ def graphs(draw: st.DrawFn) -> tuple[dict[str, Any], OpTable]:
         for call in calls:
             reads, writes, drops, commits = draw(an_op)
             declared = Declaration(call, writes=writes, drops=drops, commits=commits)
-            ops[call] = (entry(declared, reads),)
+            ops[call] = entry(declared, reads)
         states[name] = {"ops": calls, "final": final}
         if not final:
             for guard in draw(st.lists(st.sampled_from([*GUARDS]), max_size=2, unique=True)):
@@ -50,10 +50,7 @@ def graphs(draw: st.DrawFn) -> tuple[dict[str, Any], OpTable]:
             forward = draw(st.integers(0, 3)) > 0  # or most random graphs have unreachable states
             onward = names[index + 1] if forward else draw(st.sampled_from(names))
             edges.append({"from": name, "to": onward})
-    guards = {
-        g: OpEntry(Declaration(g), reads, (), "m", "f", Path(), 1, "")
-        for g, reads in GUARDS.items()
-    }
+    guards = {g: entry(Declaration(g), reads) for g, reads in GUARDS.items()}
     data = {
         "version": 1,
         "name": "random",
@@ -95,7 +92,7 @@ def values_are_good(data: dict[str, Any], table: OpTable) -> bool:
     while todo:
         name, board = todo.pop()
         for call in data["states"][name]["ops"]:
-            entry = table.ops[call][0]
+            entry = table.ops[call]
             unread = board.difference(entry.reads, entry.declared.drops)
             lost = LINEAR_KEYS.intersection(unread, entry.declared.writes)
             if lost or not board.issuperset(entry.reads):
@@ -114,7 +111,7 @@ def cycles_are_good(data: dict[str, Any], table: OpTable) -> bool:
     busy = frozenset(
         name
         for name, state in data["states"].items()
-        if any(table.ops[call][0].declared.commits for call in state["ops"])
+        if any(table.ops[call].declared.commits for call in state["ops"])
     )
     return not any(name in reached(data, name, busy) for name in data["states"] if name not in busy)
 
@@ -131,7 +128,7 @@ def test_a_graph_is_accepted_just_when_no_path_goes_wrong(
         "cycle": values_are_good(data, table) and cycles_are_good(data, table),
     }
     try:
-        load_program(Source(json.dumps(data), "g.yaml"), table, GIVEN)
+        load(json.dumps(data), table=table, given=GIVEN)
     except GraphError as error:
         first = next(words for words, good in stages.items() if not good)
         for problem in error.problems:

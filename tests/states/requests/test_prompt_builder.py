@@ -6,8 +6,8 @@ import pytest
 from transformers import AutoTokenizer
 
 from specsot.engine.prepare.job import embedded_folder
-from specsot.states.prompt_builder import PromptBuilder, search_all, search_question
-from specsot.states.text.documents import Document
+from specsot.states.prompt_builder import PromptBuilder, search_all
+from specsot.states.text.documents import Document, DocumentSearch
 from specsot.states.text.outline import Outline, Point
 from specsot.states.text.prompts import PromptBook, load_template
 from specsot.states.text.tokens import Chunk, PromptTokens
@@ -96,7 +96,7 @@ def test_shared_documents_come_before_what_the_turn_says() -> None:
 
 
 def test_written_ids_are_joined_with_their_chunks() -> None:
-    one = PromptTokens((1, 2)) + PromptTokens.chunk((3, 4), "a") + [5]
+    one = PromptTokens((1, 2)) + PromptTokens((3, 4), (Chunk(0, (3, 4), "a"),)) + [5]
     two = one + one
     assert two.ids == (1, 2, 3, 4, 5, 1, 2, 3, 4, 5)
     assert two.chunks == (Chunk(2, (3, 4), "a"), Chunk(7, (3, 4), "a"))
@@ -110,4 +110,4 @@ def test_parts_get_what_they_search_for() -> None:
     quiet = (*POINTS, Point(4, 20, None, (), "Rain"))
     assert search_all(quiet, documents, 2) == ((), [(RAIN,), (RAIN, TEA), (BEES, RAIN), ()])
     assert [len(one) for one in search_all(quiet, documents, 1)[1]] == [1, 1, 1, 0]
-    assert search_question("Where does Mira live?", documents, 2) == (BEES,)
+    assert [*DocumentSearch(documents).find("Where does Mira live?", 2)] == [documents.index(BEES)]
