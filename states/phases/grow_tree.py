@@ -1,5 +1,4 @@
-"""The phases `expand_root` and `grow_tree`: the drafter reads new rows, proposes the first level
-and deepens all trees; a grammar may force tokens instead."""
+"""The phase `grow_tree`: a drafter deepens all trees; a grammar may force tokens instead."""
 
 from contextlib import suppress
 from dataclasses import replace
@@ -8,24 +7,10 @@ from typing import Any
 import torch
 
 from ...ops.registry import guard, op
-from ...ops.types import DraftRows, Proposal
+from ...ops.types import Proposal
 from ..drafter import Drafter
 from ..manager import BranchStateManager
-from ..request import Branch
 from ..scheduler import StepPlan
-
-
-@op("branch.intake_", writes="draft_rows")
-def intake_(drafter: Drafter, *, attention: str = "auto") -> DraftRows | tuple[Branch, ...]:
-    """The rows committed since the drafter's last forward, of all branches. Only the active
-    branches for a drafter that needs no forward in this round."""
-    return drafter.intake_(attention=attention)
-
-
-@op("draft.expand_root_", writes="frontier", drops="draft_rows")
-def expand_root_(drafter: Drafter, draft_rows: DraftRows | tuple[Branch, ...]) -> Any:
-    """The drafter's forward over these rows, and the first level of all trees."""
-    return drafter.root(draft_rows)
 
 
 @op("draft.grow_tree_", writes="proposal", drops="frontier")

@@ -13,7 +13,7 @@ from specsot.ops.verify.verify import Accepted, FirstTokens, GrammarRows
 from specsot.states.graph.graph import LAYOUTS, Graph, SchedulerBlock
 from specsot.states.graph.plugins import DRAFTERS
 from specsot.states.manager import BranchStateManager
-from specsot.states.phases import forward
+from specsot.states.phases import continuous_decode, parallel_prefill, skeleton, verify
 from specsot.states.phases.schedule import plan_
 from specsot.states.request import Branch, Finish, Request, Stage
 from specsot.states.request_table import RunLimits
@@ -164,16 +164,16 @@ def open_requests_(made: BranchStateManager, *requests: Request) -> Batch:
     """Submit requests; the prompts of all that can start."""
     for one in requests:
         made.lifecycle.submit(one)
-    return forward.open_requests_(made, plan(made))[0]
+    return skeleton.open_requests_(made, plan(made))[0]
 
 
 def fork_(made: BranchStateManager) -> Batch:
-    return forward.fork_(made, plan(made))[0]
+    return parallel_prefill.fork_(made, plan(made))[0]
 
 
 def tree_rows_(made: BranchStateManager, offer: Proposal) -> Batch:
-    return forward.tree_(made, offer)[0]
+    return verify.tree_(made, offer)[0]
 
 
 def admit_(made: BranchStateManager, offer: Proposal) -> Batch:
-    return forward.admit_(made, offer, plan(made))[0]
+    return continuous_decode.admit_(made, offer, plan(made))[0]

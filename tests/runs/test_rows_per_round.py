@@ -37,7 +37,7 @@ from specsot.ops.types import Proposal
 from specsot.states.admission import request_slots
 from specsot.states.layout import Layout
 from specsot.states.machine import OpRan
-from specsot.states.phases import forward
+from specsot.states.phases import continuous_decode, verify
 from specsot.states.phases.grow_tree import force
 from specsot.states.request import Finish
 from specsot.states.round import RoundSummary
@@ -128,7 +128,8 @@ def rounds(monkeypatch: pytest.MonkeyPatch) -> list[Round]:
             seen[-1].riders = sum(len(s.tokens) * len(layout.rows_of(s.owner)) for s in spans)
         return found
 
-    monkeypatch.setattr(forward, "share", shared)
+    monkeypatch.setattr(verify, "share", shared)
+    monkeypatch.setattr(continuous_decode, "share", shared)
     monkeypatch.setattr(Layout, "place_", placed)
     return seen
 

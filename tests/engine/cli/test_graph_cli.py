@@ -78,7 +78,7 @@ def test_show_resolved_names_states_ways_and_functions(cli: CommandLine) -> None
     assert "num_draft_tokens=4" in text and re.search(r"^attention +auto$", text, re.MULTILINE)
     assert re.search(r"^  schedule +> parse +when outlines_finished$", text, re.MULTILINE)
     assert "states.phases.grow_tree.grow_tree_()" in text
-    assert "states.phases.grow_tree.intake_(attention=auto)" in text
+    assert "states.phases.expand_root.intake_(attention=auto)" in text
     tools = [f"Tool{number}" for number in range(25)]
     change = f"skeleton.tools=[{', '.join(tools)}]"
     assert cli("show", "bim_plain", "--resolved", "--set", change) == 0
