@@ -6,11 +6,8 @@ requested one since the last event; a viewer never touches the run."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
-from functools import wraps
 from time import perf_counter_ns
 from typing import Any
-
-import numpy as np
 
 from ...states.machine import Event, Moved, OpRan, Run, Sink
 from ...states.request import Branch, Request
@@ -187,7 +184,6 @@ def trace_record(at: int, item: Event | RoundSummary | Record, number: int) -> R
 def _round(summary: RoundSummary) -> Record:
     optional = {
         "choices": [asdict(choice) for choice in summary.choices],
-        "explained": [asdict(entry) for entry in summary.explained],
         "trees": list(_tree_records(summary.trees)),
     }
     alignment = summary.alignment
@@ -208,14 +204,16 @@ def _round(summary: RoundSummary) -> Record:
 
 def _tree_records(trees: Sequence[VerifiedTree]) -> Iterator[Record]:
     """Lists without the root and padding at the end, no parents for a chain; trees beyond
-    `MAX_TREE_NODES` nodes in all are left out."""
+    `MAX_TREE_NODES` nodes in all are left out, unless they are explained."""
     total = 0
     for tree in trees:
         end = max((n for n, token in enumerate(tree.tokens) if token >= 0 and n), default=0) + 1
         total += end - 1
-        if total > MAX_TREE_NODES:
+        if total > MAX_TREE_NODES and not tree.rule:
             return
         parents = list(tree.parents[1:end])
+        explained: Record = {"rule": tree.rule, "came": tree.came, "finish": tree.finish}
+        explained["figures"] = [asdict(one) for one in tree.figures[: end - 1]]
         yield {
             "at": tree.position,
             "root": tree.root,
@@ -224,6 +222,7 @@ def _tree_records(trees: Sequence[VerifiedTree]) -> Iterator[Record]:
             "path": list(tree.path[1:]),
             "final": tree.final,
             **({"forced": True} if tree.forced else {}),
+            **(explained if tree.rule else {}),
         }
 
 
@@ -238,39 +237,3 @@ def action_of(step: StepPlan) -> str:
         "open": step.num_starts,
     }
     return next((action for action, items in ready.items() if items), "rest")
-
-
-POOL_OPERATIONS = ("append_", "commit_", "release_", "retire_", "relabel_", "truncate_", "copy_")
-ROW_OPERATIONS = ("append_", "commit_", "copy_")  # their first argument has an entry for each row
-
-
-def trace_pools(board: Mapping[str, Any], write: Write) -> None:
-    """Make both pools of a run write a record of each operation; one inside another (`retire_`
-    releases rows) has none. `rows` is the number of rows that an operation gets or frees."""
-    inside: list[str] = []
-
-    def trace(pool: Any, name: str, operation: str) -> None:
-        function = getattr(pool, operation)
-
-        @wraps(function)
-        def run(*args: Any, **kwargs: Any) -> Any:
-            before = pool.current_length
-            inside.append(operation)
-            try:
-                result = function(*args, **kwargs)
-            finally:
-                inside.pop()
-            if not inside:
-                length = pool.current_length
-                by_row = operation in ROW_OPERATIONS and args
-                rows = np.asarray(args[0]).size if by_row else abs(length - before)
-                record = {"kind": "kv", "pool": name, "op": operation, "rows": rows}
-                moved = sum(pool.ledger.bytes.values())
-                write({**record, "length": length, "ledger_bytes": moved})
-            return result
-
-        setattr(pool, operation, run)
-
-    for key, name in (("kv", "target"), ("kv_draft", "drafter")):
-        for operation in POOL_OPERATIONS if board[key] is not None else ():
-            trace(board[key], name, operation)

@@ -70,7 +70,7 @@ class ReplayedView(RunView):
                 if record["op"] == PARSE_OP:
                     self.parsed = self.meter.forwards
             case "step":
-                preempted = record.get("preempted", ())  # older traces have none
+                preempted = record["preempted"]
                 self.meter.preempted += len(preempted)
                 self.preempted.update(preempted)
                 self.starting = frozenset((*record["starts"], *record["chunks"]))
@@ -231,9 +231,6 @@ class Replay:
 
     def _read_requests(self) -> list[ReplayedRequest]:
         rounds = [record for record in self.records if record["kind"] == "round"]
-        verified = [record for record in rounds if max(record["accepted"], default=-1) >= 0]
-        if verified and not any("trees" in r or "explained" in r for r in verified):
-            self.missing.append("drafts")
         try:
             outputs = self.run.outputs
         except UsageError:
@@ -283,9 +280,7 @@ class Replay:
             drafter = self.run.metrics["kv"]["drafter"] or {}
         except UsageError:
             self.missing.append("metrics")
-            layout = self._graph["layout"]
-            # Earlier versions called it `capacity`.
-            return layout["kv_slots" if "kv_slots" in layout else "capacity"], 0, 0
+            return self._graph["layout"]["kv_slots"], 0, 0
         return target["capacity_slots"], target["slot_bytes"], drafter.get("capacity_slots", 0)
 
     def __len__(self) -> int:
@@ -358,7 +353,7 @@ def records_of(run: SavedRun) -> Iterator[Record]:
 
 
 def trees_of(record: Record) -> Iterator[VerifiedTree]:
-    """The trees of a round's record; earlier traces have those of `--explain-rounds`, or none."""
+    """The trees of a round's record."""
     for at, tree in enumerate(record.get("trees", ())):
         yield VerifiedTree(
             branch=record["branches"][at],
@@ -370,19 +365,6 @@ def trees_of(record: Record) -> Iterator[VerifiedTree]:
             final=tree["final"],
             num_committed=record["committed"][at],
             forced=tree.get("forced", False),
-        )
-    for entry in record.get("explained", ()) if "trees" not in record else ():
-        drafts = {draft["node"]: draft for draft in entry["drafts"]}
-        nodes = range(1, max(drafts, default=0) + 1)  # without a draft: padding
-        yield VerifiedTree(
-            branch=entry["branch"],
-            position=entry["position"],
-            root=entry["root"],
-            tokens=(-1, *(drafts[n]["token"] if n in drafts else -1 for n in nodes)),
-            parents=(0, *(drafts[n]["parent"] if n in drafts else 0 for n in nodes)),
-            path=(0, *(node for node, draft in drafts.items() if draft["accepted"])),
-            final=entry["final"],
-            num_committed=record["committed"][record["branches"].index(entry["branch"])],
         )
 
 

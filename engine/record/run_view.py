@@ -66,7 +66,7 @@ class DraftTree:
 def draft_tree(number: int, tree: VerifiedTree, text: Callable[[int], str]) -> DraftTree:
     """number: of the target forward. text: of a token; if empty, its id in angle brackets."""
     request, _, name = tree.branch.rpartition("/")
-    drafts = [node for node in range(1, len(tree.tokens)) if tree.tokens[node] >= 0]
+    drafts = tree.drafts
     final = len(tree.tokens)  # the final token is a node below the path
     first = [*tree.path, final] if tree.path else [0]
     order = [*first, *(node for node in drafts if node not in tree.path)]

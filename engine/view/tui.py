@@ -4,7 +4,6 @@ A frame is a function of a snapshot. The live view draws the recorder's last one
 thread, at most eight times per second; it shares the processor with the run, so frames that are
 slow to draw are drawn less often."""
 
-import io
 import os
 import select
 import sys
@@ -381,12 +380,3 @@ def play(player: Player, console: Console, keys: Keys) -> None:
             now = monotonic()
             player.pass_time(now - last if not key else 0.0)
             last = now
-
-
-def still(replay: Replay, number: int, width: int, height: int) -> Console:
-    """A console with the picture after one frame, for export as text or SVG."""
-    settings: Any = {"color_system": "truecolor", "legacy_windows": False, "_environ": {}}
-    settings |= {"record": True, "force_terminal": True, "file": io.StringIO()}
-    console = Console(width=width, height=height, **settings)
-    console.print(frame(replay.scene, replay.snapshot(number), width, height), height=height)
-    return console

@@ -8,7 +8,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
 
 from ..yaml.source import Source, hint
 
@@ -45,7 +47,7 @@ class Point:
     id: int
     length: int
     tool: str | None
-    deps: tuple[int, ...]
+    deps: Annotated[tuple[int, ...], Field(alias="depends_on")]
     title: str
 
 
