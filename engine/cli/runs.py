@@ -53,28 +53,26 @@ def diff(
     """What differs between two runs: settings, the first token, figures; code 5 if tokens do."""
     sides = [run_folder.find_run(name, runs_dir) for name in (first, second)]
     result = run_folder.difference(*sides)
-    show_result(as_json, _difference_lines(result), **result)
-    return Code.OK if result["equal"] else Code.UNEQUAL
-
-
-def _difference_lines(result: dict[str, Any]) -> list[str]:
     lines = [f"{name}: {_short(a)} | {_short(b)}" for name, (a, b) in result["settings"].items()]
     lines = lines or ["settings: the same"]
-    first = result["first"]
-    if first is None:
+    difference = result["first"]
+    if difference is None:
         lines.append("tokens: all equal")
-    elif "only_in" in first:
-        lines.append(f"tokens: request {first['request']} is in run {first['only_in']} only")
+    elif "only_in" in difference:
+        side = difference["only_in"]
+        lines.append(f"tokens: request {difference['request']} is in run {side} only")
     else:
-        place = f"request {first['request']}, {first['where']}, token {first['token']}"
-        lines.append(f"tokens: {place}: {first['ids'][0]} | {first['ids'][1]}")
-        if any(first["texts"]):
-            texts = f"{first['texts'][0]!r} | {first['texts'][1]!r}"
-            lines.append(f"  ...{first['before']!r} then {texts}")
+        a, b = difference["ids"]
+        texts = difference["texts"]
+        place = f"request {difference['request']}, {difference['where']}"
+        lines.append(f"tokens: {place}, token {difference['token']}: {a} | {b}")
+        if any(texts):
+            lines.append(f"  ...{difference['before']!r} then {texts[0]!r} | {texts[1]!r}")
     for name, (a, b) in result["figures"].items():
         ratio = f"  x {b / a:.2f}" if a and b else ""
         lines.append(f"{name}: {_number(a)} | {_number(b)}{ratio}")
-    return lines
+    show_result(as_json, lines, **result)
+    return Code.OK if result["equal"] else Code.UNEQUAL
 
 
 def _short(value: Any) -> str:

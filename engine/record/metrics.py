@@ -51,8 +51,8 @@ def blend_figures(meter: "Meter", board: Mapping[str, Any]) -> dict[str, Any] | 
     forwards = meter.blends
     library = blending.library
     assert isinstance(library, ChunkLibrary)
-    config = board["target"].config
     layers = board["target"].num_layers
+    config = board["target"].config
     sizes = (config.hidden_size, config.intermediate_size, config.heads, config.kv_heads)
     shape = LayerShape(*sizes, config.head_dim)
     parts = [part for forward in forwards for part in forward.parts]
@@ -185,8 +185,9 @@ class Meter:
             self.tokens += committed
             marks = self.marks.setdefault(key, Marks())
             if committed:
-                marks.first_token = at if marks.first_token is None else marks.first_token
                 marks.last_token = at
+                if marks.first_token is None:
+                    marks.first_token = at
             if accepted >= 0:
                 self.accepted += accepted
                 self.lengths[committed] += 1
@@ -249,23 +250,17 @@ COUNTED = {  # documented names in metrics.json, and the attributes of a Meter
 }
 
 
-def figures(meter: Meter, board: Mapping[str, Any]) -> dict[str, Any]:
-    """metrics.json: every figure of a run under its documented name."""
-    return {**counted_figures(meter), **held_figures(meter, board)}
-
-
 def counted_figures(meter: Meter) -> dict[str, Any]:
-    """Those of events alone."""
+    """The figures of metrics.json that follow from events alone."""
     total = (max(meter.last_move, meter.in_run) + meter.open_ops) / NS
     seconds: dict[str, float | None] = {"total": total}
     for mark in fields(Marks):  # means over the requests that reached a mark
         moments = [getattr(marks, mark.name) for marks in meter.marks.values()]
         reached = [nanos / NS for nanos in moments if nanos is not None]
         seconds[f"to_{mark.name}"] = mean(reached) if reached else None
-    counts = {name: getattr(meter, attribute) for name, attribute in COUNTED.items()}
     return {
         "schema_version": SCHEMA,
-        **counts,
+        **{name: getattr(meter, attribute) for name, attribute in COUNTED.items()},
         "accepted_lengths": {str(k): n for k, n in sorted(meter.lengths.items())},
         "chosen_sizes": {str(k): n for k, n in sorted(meter.chosen.items())},
         "most_active_branches": meter.most_active,
@@ -288,7 +283,7 @@ def state_figures(meter: Meter) -> dict[str, dict[str, float]]:
 
 
 def held_figures(meter: Meter, board: Mapping[str, Any]) -> dict[str, Any]:
-    """Of a run's pools and of its reads of the device."""
+    """The other figures of metrics.json: of a run's pools and of its reads of the device."""
     host = board["host"]
     per_round = ratio(host.reads, meter.forwards)
     reuse = None

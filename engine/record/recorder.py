@@ -14,7 +14,7 @@ from ...states.request import Branch, Request
 from ...states.round import RoundSummary, VerifiedTree
 from ...states.scheduler import StepPlan
 from ..events import Decode, TextStream, token_texts
-from .metrics import NS, Meter, figures
+from .metrics import NS, Meter, counted_figures, held_figures
 from .run_view import RunView, Snapshot, branch_view, pool_view, request_view, visible_branches
 
 Record = dict[str, Any]
@@ -137,7 +137,8 @@ class Recorder:
         self.flush()
 
     def figures(self, board: Mapping[str, Any]) -> dict[str, Any]:
-        return figures(self.meter, board)
+        """metrics.json: every figure of the run under its documented name."""
+        return {**counted_figures(self.meter), **held_figures(self.meter, board)}
 
     def exclude(self, nanos: int) -> None:
         """A pause does not count as the run's time."""
@@ -177,29 +178,25 @@ def trace_record(at: int, item: Event | RoundSummary | Record, number: int) -> R
             values = {"step": step, "from": source, "to": target, "guard": guard}
             return {"kind": "move", "t": at, **values, "ns": nanos, "committed": number}
         case RoundSummary():
-            return {"kind": "round", "t": at, "round": number, **_round(item)}
+            lengths = None
+            if (alignment := item.alignment) is not None:
+                lengths = {"state": type(alignment).__name__, **asdict(alignment)}
+            record = {
+                **{"kind": "round", "t": at, "round": number},
+                **{name: getattr(item, name) for name in ROUND_FIELDS},
+                "drafting": item.work._asdict(),
+                "alignment": lengths,
+                "gamma": [asdict(record) for record in item.gamma],
+                "blend": None if item.blend is None else asdict(item.blend),
+                "kv": item.target_length,
+                "kv_draft": item.draft_length,
+            }
+            if item.choices:
+                record["choices"] = [asdict(choice) for choice in item.choices]
+            if item.trees:
+                record["trees"] = list(_tree_records(item.trees))
+            return record
     return {**item, "t": at}
-
-
-def _round(summary: RoundSummary) -> Record:
-    optional = {
-        "choices": [asdict(choice) for choice in summary.choices],
-        "trees": list(_tree_records(summary.trees)),
-    }
-    alignment = summary.alignment
-    lengths = None
-    if alignment is not None:
-        lengths = {"state": type(alignment).__name__, **asdict(alignment)}
-    return {
-        **{name: getattr(summary, name) for name in ROUND_FIELDS},
-        "drafting": summary.work._asdict(),
-        "alignment": lengths,
-        "gamma": [asdict(record) for record in summary.gamma],
-        "blend": None if summary.blend is None else asdict(summary.blend),
-        "kv": summary.target_length,
-        "kv_draft": summary.draft_length,
-        **{name: items for name, items in optional.items() if getattr(summary, name)},
-    }
 
 
 def _tree_records(trees: Sequence[VerifiedTree]) -> Iterator[Record]:

@@ -7,7 +7,6 @@ A trace has no owner of a slot: the strip of a replayed run shows the number of 
 import csv
 import io
 import json
-from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from copy import deepcopy
@@ -38,7 +37,6 @@ from .run_view import (
     scene_of,
 )
 
-UNSAVED: Mapping[str, Any] = {"finish_reason": "", "token_ids": [], "text": None}  # of a branch
 MAX_FRAMES = 20_000  # that a page plays
 MAX_BYTES = 128 << 20  # of a trace that a page plays
 CHECKPOINT_INTERVAL = 256  # records between two states that are retained for going back
@@ -202,32 +200,28 @@ class Replay:
         self.run = run
         self.missing: list[str] = []
         with valid(run):
-            self._read()
-
-    def _read(self) -> None:
-        run = self.run
-        records = list(records_of(run))
-        self.records = [record for record in records if record["kind"] != "texts"]
-        moves = [at for at, record in enumerate(self.records) if record["kind"] == "move"]
-        if not moves:
-            raise UsageError(f"{run.path / TRACE}: no transition in it, nothing to replay")
-        self._ends = [*moves[1:], len(self.records)]
-        self.times = [self.records[end - 1]["t"] for end in self._ends]
-        self._graph = run.manifest["graph"]["resolved"]
-        model = run.manifest["models"]["target"]["name"]
-        self.scene = scene_of(self._graph, model, run.manifest["requests"])
-        self._texts: dict[int, str] = {}
-        for texts in (record["texts"] for record in records if record["kind"] == "texts"):
-            self._texts = {int(token): text for token, text in texts.items()}
-        if len(self.records) == len(records):
-            self.missing.append("the texts of single tokens")
-        self.requests = self._read_requests()
-        self.branches = {b.name: b for request in self.requests for b in request.branches}
-        self._sizes = self._read_sizes()
-        self._view = ReplayedView()
-        self._position = 0  # records that `_view` has folded
-        self._checkpoints = {0: ReplayedView()}
-        self.snapshot(0)
+            records = list(records_of(run))
+            self.records = [record for record in records if record["kind"] != "texts"]
+            moves = [at for at, record in enumerate(self.records) if record["kind"] == "move"]
+            if not moves:
+                raise UsageError(f"{run.path / TRACE}: no transition in it, nothing to replay")
+            self._ends = [*moves[1:], len(self.records)]
+            self.times = [self.records[end - 1]["t"] for end in self._ends]
+            self._graph = run.manifest["graph"]["resolved"]
+            model = run.manifest["models"]["target"]["name"]
+            self.scene = scene_of(self._graph, model, run.manifest["requests"])
+            self._texts: dict[int, str] = {}
+            for texts in (record["texts"] for record in records if record["kind"] == "texts"):
+                self._texts = {int(token): text for token, text in texts.items()}
+            if len(self.records) == len(records):
+                self.missing.append("the texts of single tokens")
+            self.requests = self._read_requests()
+            self.branches = {b.name: b for request in self.requests for b in request.branches}
+            self._sizes = self._read_sizes()
+            self._view = ReplayedView()
+            self._position = 0  # records that `_view` has folded
+            self._checkpoints = {0: ReplayedView()}
+            self.snapshot(0)
 
     def _read_requests(self) -> list[ReplayedRequest]:
         rounds = [record for record in self.records if record["kind"] == "round"]
@@ -241,8 +235,8 @@ class Replay:
             ids = line.get("outline_token_ids") or []
             finish = line.get("outline_finish_reason") or ""
             if ids or finish:
-                outline = {"finish_reason": finish, "token_ids": ids, "text": None}
-                saved[f"{key}/outline"] = {**outline, "title": "outline"}
+                outline = {"title": "outline", "finish_reason": finish, "token_ids": ids}
+                saved[f"{key}/outline"] = outline
             saved |= {f"{key}/{part['index'] + 1}": part for part in line.get("parts", ())}
             if line.get("combined") is not None:
                 saved[f"{key}/combined"] = line["combined"]
@@ -254,7 +248,7 @@ class Replay:
         for name in {**saved, **counts}:
             key, _, title = name.rpartition("/")
             request = requests.setdefault(key, ReplayedRequest(key, ""))
-            values = saved.get(name, {**UNSAVED, "title": title})
+            values = saved.get(name, {"title": title, "finish_reason": "", "token_ids": []})
             branch = ReplayedBranch(
                 name=name,
                 index=-1 if title == "outline" else len(request.parts),
@@ -262,7 +256,7 @@ class Replay:
                 budget=outline_budget if title == "outline" else budget,
                 finish=values["finish_reason"],
                 ids=values["token_ids"],
-                text=values["text"],
+                text=values.get("text"),
                 texts=self._texts,
                 rounds=counts[name],
                 last_round=last.get(name, 0),
@@ -285,9 +279,6 @@ class Replay:
 
     def __len__(self) -> int:
         return len(self._ends)
-
-    def frame_at(self, nanos: float) -> int:
-        return max(bisect_right(self.times, nanos) - 1, 0)
 
     def text_of(self, token: int) -> str:
         return self._texts.get(token, "")
@@ -395,16 +386,15 @@ def as_perfetto(records: Iterable[Record], title: str) -> str:
     times in microseconds, counters (`ph: C`), names of tracks (`ph: M`)."""
     events: list[Record] = []
 
-    def add(phase: str, name: str, args: Any, track: int | None = None, **times: float) -> None:
-        tid = {} if track is None else {"tid": track}
-        events.append({"name": name, "ph": phase, "pid": 1, **tid, **times, "args": args})
+    def add(phase: str, name: str, args: Any, **place: float) -> None:
+        events.append({"name": name, "ph": phase, "pid": 1, **place, "args": args})
 
     def add_span(track: int, name: str, start: int, end: int, args: Any) -> None:
-        add("X", name, args, track, ts=start / 1e3, dur=(end - start) / 1e3)
+        add("X", name, args, tid=track, ts=start / 1e3, dur=(end - start) / 1e3)
 
-    add("M", "process_name", {"name": title}, 0)
-    add("M", "thread_name", {"name": "states"}, STATES_TRACK)
-    add("M", "thread_name", {"name": "ops"}, OPS_TRACK)
+    add("M", "process_name", {"name": title}, tid=0)
+    add("M", "thread_name", {"name": "states"}, tid=STATES_TRACK)
+    add("M", "thread_name", {"name": "ops"}, tid=OPS_TRACK)
     tracks: dict[str, int] = {}
     before = 0
     for record in records:
@@ -421,7 +411,7 @@ def as_perfetto(records: Iterable[Record], title: str) -> str:
             for branch, (committed, accepted) in zip(record["branches"], counts, strict=True):
                 if branch not in tracks:
                     tracks[branch] = FIRST_BRANCH_TRACK + len(tracks)
-                    add("M", "thread_name", {"name": f"branch {branch}"}, tracks[branch])
+                    add("M", "thread_name", {"name": f"branch {branch}"}, tid=tracks[branch])
                 args = {"round": record["round"], "committed": committed, "accepted": accepted}
                 name = "prefill" if accepted < 0 else f"{committed} tokens"
                 add_span(tracks[branch], name, before, end=t, args=args)

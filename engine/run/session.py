@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, replace
 from functools import cached_property, partial
 from inspect import signature
-from itertools import starmap
 from typing import Any, ParamSpec
 
 import torch
@@ -83,8 +82,12 @@ class Session:
             ref = getattr(drafter, "model", None) or EMBEDDED
             folder = model_folder(ref, drafter.checkpoint or drafter.kind)
             self.outline_drafter = with_drafter(models, folder, drafter.kind).drafter
-        drafters = (graph.drafter, models.drafter), (graph.outline_drafter, self.outline_drafter)
-        self.program = with_drafters(program, *starmap(_completed, drafters))
+        drafters: list[Any] = [graph.drafter, graph.outline_drafter]
+        for at, model in enumerate((models.drafter, self.outline_drafter)):
+            if (block := drafters[at]) is not None and block.has_model:
+                # With the settings that the graph leaves to the checkpoint.
+                drafters[at] = drafter_class(block.kind).completed(block, model)
+        self.program = with_drafters(program, *drafters)
         graph = self.program.graph
         self.max_new_tokens = max_new_tokens
         self.budget = max_new_tokens or graph.limits.max_new_tokens
@@ -251,13 +254,6 @@ class Session:
         graph = self.program.graph
         first = costs_of(self.models, graph.drafter, self.models.drafter)
         return first, costs_of(self.models, graph.outline_drafter, self.outline_drafter)
-
-
-def _completed(settings: Any, model: Any) -> Any:
-    """A drafter's settings, with what the graph leaves to the checkpoint."""
-    if settings is None or not settings.has_model:
-        return settings
-    return drafter_class(settings.kind).completed(settings, model)
 
 
 def _taps(drafter: Drafter, models: Models) -> tuple[int, ...]:

@@ -7,6 +7,7 @@ slow to draw are drawn less often."""
 import os
 import select
 import sys
+from bisect import bisect_right
 from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
@@ -257,20 +258,17 @@ class Keys:
 
     def read(self, seconds: float) -> str:
         """The next key, by name or as a character; empty after `seconds` without a key."""
-        if not self._typed and not self._receive(seconds):
+        if not self._typed and not self.available:
+            sleep(max(seconds, 0.0))
+        elif not self._typed and select.select([self._number], [], [], max(seconds, 0.0))[0]:
+            piece = os.read(self._number, 64)
+            self._typed = piece.decode("utf-8", "replace") or "q"  # the terminal is closed
+        if not self._typed:
             return ""
         sent = next(filter(self._typed.startswith, KEY_NAMES), self._typed[0])
         rest = self._typed[len(sent) :]
         self._typed = "" if sent == "\x1b" else rest  # an unknown sequence
         return KEY_NAMES.get(sent, sent)
-
-    def _receive(self, seconds: float) -> bool:
-        if not self.available:
-            sleep(max(seconds, 0.0))
-        elif select.select([self._number], [], [], max(seconds, 0.0))[0]:
-            piece = os.read(self._number, 64)
-            self._typed += piece.decode("utf-8", "replace") or "q"  # the terminal is closed
-        return bool(self._typed)
 
 
 # -- the player ----------------------------------------------------------------------------------
@@ -302,7 +300,7 @@ class Player:
         """Advance by seconds of the viewer's time."""
         if self.playing:
             self.at += seconds * 1e9 * self.speed
-            self.frame = self.replay.frame_at(self.at)
+            self.frame = max(bisect_right(self.replay.times, self.at) - 1, 0)
             self.playing = self.frame < len(self.replay) - 1
 
     def press(self, key: str) -> bool:

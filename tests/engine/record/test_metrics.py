@@ -6,7 +6,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from specsot.engine.record.metrics import MIN_BRANCH_ROUNDS, Meter, drafter_warnings, figures
+from specsot.engine.record.metrics import (
+    MIN_BRANCH_ROUNDS,
+    Meter,
+    counted_figures,
+    drafter_warnings,
+    held_figures,
+)
 from specsot.ops.forward import HostReader
 from specsot.ops.kv.pool import KVCache
 from specsot.states.machine import Moved, OpRan
@@ -65,7 +71,8 @@ def test_document_has_the_documented_names(meter: Meter) -> None:
     pool.ledger.add("compact", 64)
     host.reads = 4
     branches = SimpleNamespace(blend=None, prefixes=None)
-    found = figures(meter, {"host": host, "kv": pool, "kv_draft": None, "branches": branches})
+    board = {"host": host, "kv": pool, "kv_draft": None, "branches": branches}
+    found = {**counted_figures(meter), **held_figures(meter, board)}
     for name in ("tau_step", "tau_request", "acceptance_rate", "tokens_per_target_forward"):
         assert isinstance(found[name], float)
     assert found["host_reads"] == {"total": 4, "full": 0, "per_round": 1.0}
