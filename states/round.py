@@ -276,6 +276,6 @@ def explain(
             adjusted = rule not in (MATCH, GRAMMAR) and figures.adjusted
             came = FinalToken.RESIDUAL if adjusted else FinalToken.TARGET
         finish = None if branch.finish is None else str(branch.finish)
-        told: Any = {"rule": rule, "came": came, "finish": finish}
-        explained.append(replace(tree, **told, figures=tuple(judged)))
+        told = replace(tree, rule=rule, came=came, finish=finish, figures=tuple(judged))
+        explained.append(told)
     return explained

@@ -194,16 +194,8 @@ class Meter:
                 self.requests.setdefault(key, Counter())[committed] += 1
 
     @property
-    def branch_rounds(self) -> int:
-        return self.lengths.total()
-
-    @property
     def tau_step(self) -> float:
         return _mean_length(self.lengths)
-
-    @property
-    def tau_request(self) -> float:
-        return mean(map(_mean_length, self.requests.values())) if self.requests else 0.0
 
     @property
     def acceptance_rate(self) -> float:
@@ -212,10 +204,6 @@ class Meter:
     @property
     def per_forward(self) -> float:
         return ratio(self.tokens, self.forwards)
-
-    @property
-    def padding_waste(self) -> float:
-        return ratio(self.padding, self.rows)
 
     @property
     def seconds(self) -> float:
@@ -239,17 +227,6 @@ def _mean_length(lengths: Counter[int]) -> float:
     return ratio(sum(length * count for length, count in lengths.items()), lengths.total())
 
 
-COUNTED = {  # documented names in metrics.json, and the attributes of a Meter
-    **{name: name for name in ("tau_step", "tau_request", "acceptance_rate")},
-    "tokens_per_target_forward": "per_forward",
-    **{name: name for name in ("tokens_per_second", "overhead_share", "padding_waste", "tokens")},
-    **{"target_forwards": "forwards", "target_rows": "rows", "target_rows_empty": "padding"},
-    **{"drafter_forwards": "draft_forwards", "drafter_rows": "draft_rows"},
-    "drafter_rows_empty": "draft_padding",
-    **{name: name for name in ("rounds", "branch_rounds", "drafted", "accepted")},
-}
-
-
 def counted_figures(meter: Meter) -> dict[str, Any]:
     """The figures of metrics.json that follow from events alone."""
     total = (max(meter.last_move, meter.in_run) + meter.open_ops) / NS
@@ -258,9 +235,27 @@ def counted_figures(meter: Meter) -> dict[str, Any]:
         moments = [getattr(marks, mark.name) for marks in meter.marks.values()]
         reached = [nanos / NS for nanos in moments if nanos is not None]
         seconds[f"to_{mark.name}"] = mean(reached) if reached else None
+    by_request = meter.requests.values()
     return {
         "schema_version": SCHEMA,
-        **{name: getattr(meter, attribute) for name, attribute in COUNTED.items()},
+        "tau_step": meter.tau_step,
+        "tau_request": mean(map(_mean_length, by_request)) if by_request else 0.0,
+        "acceptance_rate": meter.acceptance_rate,
+        "tokens_per_target_forward": meter.per_forward,
+        "tokens_per_second": meter.tokens_per_second,
+        "overhead_share": meter.overhead_share,
+        "padding_waste": ratio(meter.padding, meter.rows),
+        "tokens": meter.tokens,
+        "target_forwards": meter.forwards,
+        "target_rows": meter.rows,
+        "target_rows_empty": meter.padding,
+        "drafter_forwards": meter.draft_forwards,
+        "drafter_rows": meter.draft_rows,
+        "drafter_rows_empty": meter.draft_padding,
+        "rounds": meter.rounds,
+        "branch_rounds": meter.lengths.total(),
+        "drafted": meter.drafted,
+        "accepted": meter.accepted,
         "accepted_lengths": {str(k): n for k, n in sorted(meter.lengths.items())},
         "chosen_sizes": {str(k): n for k, n in sorted(meter.chosen.items())},
         "most_active_branches": meter.most_active,

@@ -217,7 +217,13 @@ class Replay:
                 self.missing.append("the texts of single tokens")
             self.requests = self._read_requests()
             self.branches = {b.name: b for request in self.requests for b in request.branches}
-            self._sizes = self._read_sizes()
+            try:
+                pools = run.metrics["kv"]
+            except UsageError:  # a run that did not end has none
+                self.missing.append("metrics")
+                pools = {"target": {"capacity_slots": self._graph["layout"]["kv_slots"]}}
+            self._target = {"slot_bytes": 0, **pools["target"]}
+            self._draft_slots = (pools.get("drafter") or {}).get("capacity_slots", 0)
             self._view = ReplayedView()
             self._position = 0  # records that `_view` has folded
             self._checkpoints = {0: ReplayedView()}
@@ -225,11 +231,7 @@ class Replay:
 
     def _read_requests(self) -> list[ReplayedRequest]:
         rounds = [record for record in self.records if record["kind"] == "round"]
-        try:
-            outputs = self.run.outputs
-        except UsageError:
-            outputs = {}
-            self.missing.append("outputs")
+        outputs = self.run.outputs
         saved: dict[str, Mapping[str, Any]] = {}
         for key, line in outputs.items():
             ids = line.get("outline_token_ids") or []
@@ -267,16 +269,6 @@ class Replay:
                 request.parts.append(branch)
         return list(requests.values())
 
-    def _read_sizes(self) -> tuple[int, int, int]:
-        """Slots of the target's pool, bytes of a slot, slots of the drafter's pool."""
-        try:
-            target = self.run.metrics["kv"]["target"]
-            drafter = self.run.metrics["kv"]["drafter"] or {}
-        except UsageError:
-            self.missing.append("metrics")
-            return self._graph["layout"]["kv_slots"], 0, 0
-        return target["capacity_slots"], target["slot_bytes"], drafter.get("capacity_slots", 0)
-
     def __len__(self) -> int:
         return len(self._ends)
 
@@ -312,7 +304,6 @@ class Replay:
 
     def pool(self, view: ReplayedView) -> PoolView:
         used, draft_used = view.kv
-        capacity, slot_bytes, draft_capacity = self._sizes
         kinds = [PREFIX]
         counts: list[int] = []
         for branch in self.branches.values():
@@ -321,15 +312,15 @@ class Replay:
             if cancelled or branch.stage(view) == "running":
                 kinds.append(OUTLINE if branch.index < 0 else BRANCH + branch.index)
                 counts.append(max(view.tokens[branch.name] - 1, 0))
-        codes = np.zeros(max(capacity, used), np.int16)
+        codes = np.zeros(max(self._target["capacity_slots"], used), np.int16)
         prefix = max(used - sum(counts), 0)
         codes[:used] = np.repeat(np.array(kinds, np.int16), [prefix, *counts])[:used]
         return PoolView(
             codes=codes,
             used=used,
-            bytes=used * slot_bytes,
+            bytes=used * self._target["slot_bytes"],
             draft_used=draft_used,
-            draft_capacity=draft_capacity,
+            draft_capacity=self._draft_slots,
             moved=None,
         )
 

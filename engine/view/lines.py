@@ -95,8 +95,13 @@ def blocks(number: int, summary: RoundSummary, decode: Decode) -> Iterator[str]:
             f"round {number}  {tree.branch}  {offer}",
             *(f"  {label.ljust(width)}  {what}" for label, what in rows),
             f"  {drafts}, committed {tokens} token{'s' * (tokens != 1)}{end}",
-            *([] if record is None else [f"  length: {_length(record)}"]),
         ]
+        if record is not None:
+            figures = {"entropy": record.h, "of its reference": record.h_norm}
+            figures["smoothed"] = record.ema
+            finite = ", ".join(f"{name} {n:.3g}" for name, n in figures.items() if isfinite(n))
+            planned = f"gamma {record.gamma}, cut to {record.gamma_eff}"
+            lines.append(f"  length: {planned}{finite and '; '}{finite}")
         yield "\n".join(lines) + "\n"
 
 
@@ -149,13 +154,6 @@ def _draft(tree: VerifiedTree, node: int, decode: Decode, parent: int) -> str:
             numbers["h" if tree.rule == "block" else "p/q"] = figures.chance
     shown = (f"{name} {value:<8.3g}" for name, value in numbers.items() if value is not None)
     return "  ".join([mark.ljust(11), *shown, target]).rstrip()
-
-
-def _length(record: GammaRecord) -> str:
-    figures = {"entropy": record.h, "of its reference": record.h_norm, "smoothed": record.ema}
-    finite = (f"{name} {value:.3g}" for name, value in figures.items() if isfinite(value))
-    planned = f"gamma {record.gamma}, cut to {record.gamma_eff}"
-    return "; ".join(filter(None, (planned, ", ".join(finite))))
 
 
 def piece(decode: Decode, before: int | None, token: int) -> str:

@@ -7,6 +7,8 @@ slow to draw are drawn less often."""
 import os
 import select
 import sys
+import termios
+import tty
 from bisect import bisect_right
 from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
@@ -239,10 +241,7 @@ class Keys:
         self._typed = ""
 
     def __enter__(self) -> Self:
-        with suppress(ImportError, OSError, ValueError):
-            import termios
-            import tty
-
+        with suppress(OSError, ValueError, termios.error):
             self._number = self._stream.fileno()
             self._before = termios.tcgetattr(self._number)  # fails without a terminal
             tty.setcbreak(self._number)
@@ -251,8 +250,6 @@ class Keys:
 
     def __exit__(self, *error: object) -> None:
         if self.available:
-            import termios
-
             termios.tcsetattr(self._number, termios.TCSADRAIN, self._before)
             self.available = False
 
@@ -292,8 +289,7 @@ class Player:
         self.frame = 0
         self.at = float(replay.times[0])
         self.playing = True
-        frames = (replay.records_of(at) for at in range(len(replay)))
-        kinds = [{record["kind"] for record in records} for records in frames]
+        kinds = ({record["kind"] for record in replay.records_of(at)} for at in range(len(replay)))
         self._rounds = [at for at, found in enumerate(kinds) if "round" in found]
 
     def pass_time(self, seconds: float) -> None:

@@ -1,7 +1,7 @@
 """The phase `merge`: combine finished parts where the graph asks for it, and build the answers."""
 
 from dataclasses import dataclass, replace
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import Field
 
@@ -76,10 +76,16 @@ def delivered(request: Request, prompts: PromptBook) -> Answer:
     try:
         return answer(request, prompts)
     except Exception as error:
-        failed: Any = {"finish": str(Finish.FAILED), "note": reason_of(error)}
-        section = Section(index=0, title="", text="", tokens=(), **failed)
-        names: Any = {"key": request.key, "question": request.question}
-        return Answer(**names, outline_tokens=(), sections=(section,), text="")
+        section = Section(
+            index=0, title="", text="", tokens=(), finish=str(Finish.FAILED), note=reason_of(error)
+        )
+        return Answer(
+            key=request.key,
+            question=request.question,
+            outline_tokens=(),
+            sections=(section,),
+            text="",
+        )
 
 
 def answer(request: Request, prompts: PromptBook) -> Answer:

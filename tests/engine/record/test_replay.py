@@ -161,10 +161,9 @@ def test_the_trace_of_a_killed_run_is_replayed_as_far_as_it_goes(shell: Any) -> 
     whole = Replay(SavedRun(shell.latest))
     assert records[-1]["kind"] == "texts"
     path.write_text("".join(f"{json.dumps(one)}\n" for one in records[:-1]))
-    for name in ("outputs.jsonl", "metrics.json"):
-        (shell.latest / name).unlink()
+    (shell.latest / "metrics.json").unlink()
     bare = Replay(SavedRun(shell.latest))
-    assert bare.missing == ["the texts of single tokens", "outputs", "metrics"]
+    assert bare.missing == ["the texts of single tokens", "metrics"]
     last = len(whole) - 1
     snap = bare.snapshot(last)
     trees = whole.snapshot(last).trees
@@ -210,6 +209,7 @@ GRAPH = {
 def kept(tmp_path: Path) -> Path:
     manifest = {"graph": {"resolved": GRAPH}, "models": {"target": {"name": "m"}}, "requests": 1}
     (tmp_path / "manifest.json").write_text(json.dumps(manifest))
+    (tmp_path / "outputs.jsonl").touch()
     (tmp_path / "trace.jsonl").write_text(json.dumps({**MOVE, "committed": 0}) + "\n")
     return tmp_path
 
@@ -217,4 +217,4 @@ def kept(tmp_path: Path) -> Path:
 def test_the_smallest_run(kept: Path) -> None:
     found = Replay(SavedRun(kept))
     assert len(found) == 1 and found.snapshot(0).state == "a"
-    assert found.missing == ["the texts of single tokens", "outputs", "metrics"]
+    assert found.missing == ["the texts of single tokens", "metrics"]
