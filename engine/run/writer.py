@@ -237,7 +237,7 @@ def outputs(
         ids = {branch.index: [*before] for branch, before in contexts(request, prompts)}
         marks = asdict(meter.marks.get(item.key, Marks()))
         line = {
-            **ANSWER.dump_python(item, by_alias=True),
+            **ANSWER.dump_python(item, mode="json", by_alias=True),
             "finish_reason": finish_of(item),
             "outline_finish_reason": item.outline_finish or None,
             "outline_context_ids": ids.get(OUTLINE, []),
