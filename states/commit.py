@@ -16,7 +16,6 @@ from .request import Branch, Finish, Matcher, Stage, failing
 from .round import (
     Batch,
     CommittedRows,
-    ExplainedRound,
     Ids,
     RoundResult,
     RoundSummary,
@@ -82,9 +81,8 @@ class Committer:
         blend = None
         if report is not None and self.kv_cache.blend is not None:
             blend = self.kv_cache.blend.mark_(report, batch, result.picked_P)
-        explained: tuple[ExplainedRound, ...] = ()
         if accepted is not None and accepted.figures is not None:
-            explained = explain(batch, trees, result, accepted.figures)
+            trees = explain(batch, trees, result, accepted.figures)
         summary = RoundSummary(
             branches=tuple([branch.name for branch in branches]),
             committed=tuple([len(b.tokens) - n for b, n in zip(branches, before, strict=True)]),
@@ -96,7 +94,6 @@ class Committer:
             padding=sum(batch.placed.paddings) + fresh.size - int(np.count_nonzero(has_ST)),
             alignment=batch.rows.alignment,
             gamma=gamma,
-            explained=explained,
             blend=blend,
             trees=tuple(trees),
             work=batch.work,

@@ -1,8 +1,9 @@
 """The records of a round on the host: its rows and their places, its results, and its summary."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -165,50 +166,18 @@ class FinalToken(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class ExplainedDraft:
-    """One drafted node.
-
-    node, parent: numbers in the tree, whose root is 0, of depth 0.
-    accepted: it is on the accepted path; reached: it was tested (its parent is on the path and,
-        under rejection, no earlier sibling was accepted)."""
-
-    node: int
-    parent: int
-    depth: int
-    token: int
-    accepted: bool
-    reached: bool
-    figures: DraftFigures
-
-
-@dataclass(frozen=True, slots=True)
-class ExplainedRound:
-    """One branch in one round.
-
-    rule: MATCH, GRAMMAR (the host takes the best legal token at each node) or the `Rule` of
-        rejection sampling. position, root: of the round's root token. committed: tokens appended.
-    finish: why the branch ended; a path may then hold more tokens than were appended."""
-
-    branch: str
-    rule: str
-    position: int
-    root: int
-    drafts: tuple[ExplainedDraft, ...]
-    accepted: int
-    final: int
-    came: FinalToken
-    committed: int
-    finish: str | None
-
-
-@dataclass(frozen=True, slots=True)
 class VerifiedTree:
     """A verified tree of one branch in one round.
 
     position, root: of the round's root token. tokens, parents: of each node, the root first; a
     negative token is padding. path: the accepted nodes, the root first; empty if the tree is not
     verified yet. final: the token after them. num_committed: how many of these tokens were
-    appended. forced: the tree is the only continuation of a grammar instead of a draft."""
+    appended; fewer if the branch ended. forced: the tree is the only continuation of a grammar
+    instead of a draft.
+
+    Where rounds are explained also rule: MATCH, GRAMMAR (the host takes the best legal token at
+    each node) or the `Rule` of rejection sampling. came: the origin of `final`. finish: why the
+    branch ended. figures: of each node but the root."""
 
     branch: str
     position: int
@@ -219,6 +188,30 @@ class VerifiedTree:
     final: int
     num_committed: int
     forced: bool = False
+    rule: str = ""
+    came: FinalToken | None = None
+    finish: str | None = None
+    figures: tuple[DraftFigures, ...] = ()
+
+    @property
+    def drafts(self) -> list[int]:
+        """The drafted nodes, without padding."""
+        return [node for node in range(1, len(self.tokens)) if self.tokens[node] >= 0]
+
+    @property
+    def depths(self) -> list[int]:
+        """Of each node; parents are before their children."""
+        depths = [0]
+        for parent in self.parents[1:]:
+            depths.append(depths[parent] + 1)
+        return depths
+
+    def reached(self, node: int) -> bool:
+        """Whether a draft of an explained tree was tested: its parent is on the path and, under
+        rejection, no earlier sibling was accepted."""
+        if self.rule in (MATCH, GRAMMAR):
+            return self.parents[node] in self.path
+        return self.figures[node - 1].chance is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,7 +248,6 @@ class RoundSummary:
     padding: int = 0
     alignment: AlignmentState | ContinuousDecodingState | None = None
     gamma: tuple[GammaRecord, ...] = ()
-    explained: tuple[ExplainedRound, ...] = ()
     blend: BlendSummary | None = None
     trees: tuple[VerifiedTree, ...] = ()
     work: DraftWork = NO_WORK
@@ -264,61 +256,26 @@ class RoundSummary:
 
 def explain(
     batch: Batch, trees: Sequence[VerifiedTree], result: RoundResult, figures: TreeFigures
-) -> tuple[ExplainedRound, ...]:
-    """A record per tree of the figures of its drafts, after the round."""
+) -> list[VerifiedTree]:
+    """The trees after the round, with the figures that decided on each draft."""
     assert result.figures_SNC is not None
-    rounds = []
+    explained = []
     for number, (branch, tree) in enumerate(zip(batch.ran, trees, strict=True)):
         rule = GRAMMAR if number in batch.rows.bound_trees else str(figures.rule or MATCH)
-        drafts = _drafts(tree, unpacked(result.figures_SNC[number]), rule)
-        adjusted = rule not in (MATCH, GRAMMAR) and figures.adjusted
-        came = FinalToken.BONUS if drafts else FinalToken.TARGET
-        if any(draft.parent == tree.path[-1] for draft in drafts):
-            came = FinalToken.RESIDUAL if adjusted else FinalToken.TARGET
-        explained = ExplainedRound(
-            branch=tree.branch,
-            rule=rule,
-            position=tree.position,
-            root=tree.root,
-            drafts=drafts,
-            accepted=len(tree.path) - 1,
-            final=tree.final,
-            came=came,
-            committed=tree.num_committed,
-            finish=None if branch.finish is None else str(branch.finish),
-        )
-        rounds.append(explained)
-    return tuple(rounds)
-
-
-def _drafts(
-    tree: VerifiedTree, figures_N: Iterable[DraftFigures], rule: str
-) -> tuple[ExplainedDraft, ...]:
-    """The nodes that are not padding, in the tree's order, with the figures that decided."""
-    chosen = [*(tree.tokens[node] for node in tree.path[1:]), tree.final]
-    legal_of = dict(zip(tree.path, chosen, strict=True))
-    depths = [0]
-    drafts = []
-    for node, figures in enumerate(figures_N, 1):
-        parent = tree.parents[node]
-        depths.append(depths[parent] + 1)
-        if tree.tokens[node] < 0:
-            continue
-        reached = parent in tree.path
+        judged = unpacked(result.figures_SNC[number])
         if rule == GRAMMAR:
-            legal = legal_of.get(parent)
-            figures = replace(figures, draw=legal, p=None, q=None, r=None, chance=None)
+            chosen = [*(tree.tokens[node] for node in tree.path[1:]), tree.final]
+            legal_of = dict(zip(tree.path, chosen, strict=True))
+            for at, parent in enumerate(tree.parents[1:]):
+                unused: Any = dict.fromkeys(("p", "q", "r", "chance"))
+                judged[at] = replace(judged[at], draw=legal_of.get(parent), **unused)
         elif rule != MATCH:
-            figures = replace(figures, draw=None, coin=None)
-            reached = figures.chance is not None
-        draft = ExplainedDraft(
-            node=node,
-            parent=parent,
-            depth=depths[node],
-            token=tree.tokens[node],
-            accepted=node in tree.path,
-            reached=reached,
-            figures=figures,
-        )
-        drafts.append(draft)
-    return tuple(drafts)
+            judged = [replace(one, draw=None, coin=None) for one in judged]
+        came = FinalToken.BONUS if tree.drafts else FinalToken.TARGET
+        if any(tree.parents[node] == tree.path[-1] for node in tree.drafts):
+            adjusted = rule not in (MATCH, GRAMMAR) and figures.adjusted
+            came = FinalToken.RESIDUAL if adjusted else FinalToken.TARGET
+        finish = None if branch.finish is None else str(branch.finish)
+        told = replace(tree, rule=rule, came=came, finish=finish, figures=tuple(judged))
+        explained.append(told)
+    return explained

@@ -14,7 +14,7 @@ from ..errors import Code, UnequalError
 from ..prepare.inputs import Prompt
 from ..prepare.job import Job
 from ..record.metrics import drafter_warnings
-from ..record.recorder import Recorder, Write, trace_pools
+from ..record.recorder import Recorder, Write
 from ..record.run_folder import OUTPUTS
 from ..record.run_view import scene_of
 from ..run import writer
@@ -66,8 +66,6 @@ def perform(session: Session, files: RunWriter, starts: Starts = recorded) -> Ru
         recorder.listeners.append(files.answers(run, recorder))
         if options.explain_rounds and not options.quiet:
             recorder.listeners.append(rounds_view(recorder, run, Writer(sys.stderr)))
-        if options.trace == "kv":
-            trace_pools(run.board, recorder.write_record)
         if options.probe_blend:
             probe_blends(run, recorder)
         rounds = job.program.graph.limits.max_rounds

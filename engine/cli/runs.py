@@ -2,7 +2,6 @@
 Only `verify-run` needs a model; torch is imported only there, and where a trace is read."""
 
 import os
-import re
 import sys
 from pathlib import Path
 from typing import Any, Literal
@@ -15,9 +14,6 @@ from ..shell import complain, put
 from .completing import runs_of
 from .options import JSON, RUN, RUNS_DIR, WHICH, argument, flag, option, show_result
 
-MAX_CELLS = 400  # columns or lines of a picture
-MIN_COLUMNS = 20
-MIN_LINES = 8
 MAX_VALUE_LENGTH = 48  # characters of a setting in a comparison
 
 runs = typer.Typer(help="Recorded runs: list, show, diff, clean.", no_args_is_help=True)
@@ -57,28 +53,26 @@ def diff(
     """What differs between two runs: settings, the first token, figures; code 5 if tokens do."""
     sides = [run_folder.find_run(name, runs_dir) for name in (first, second)]
     result = run_folder.difference(*sides)
-    show_result(as_json, _difference_lines(result), **result)
-    return Code.OK if result["equal"] else Code.UNEQUAL
-
-
-def _difference_lines(result: dict[str, Any]) -> list[str]:
     lines = [f"{name}: {_short(a)} | {_short(b)}" for name, (a, b) in result["settings"].items()]
     lines = lines or ["settings: the same"]
-    first = result["first"]
-    if first is None:
+    difference = result["first"]
+    if difference is None:
         lines.append("tokens: all equal")
-    elif "only_in" in first:
-        lines.append(f"tokens: request {first['request']} is in run {first['only_in']} only")
+    elif "only_in" in difference:
+        side = difference["only_in"]
+        lines.append(f"tokens: request {difference['request']} is in run {side} only")
     else:
-        place = f"request {first['request']}, {first['where']}, token {first['token']}"
-        lines.append(f"tokens: {place}: {first['ids'][0]} | {first['ids'][1]}")
-        if any(first["texts"]):
-            texts = f"{first['texts'][0]!r} | {first['texts'][1]!r}"
-            lines.append(f"  ...{first['before']!r} then {texts}")
+        a, b = difference["ids"]
+        texts = difference["texts"]
+        place = f"request {difference['request']}, {difference['where']}"
+        lines.append(f"tokens: {place}, token {difference['token']}: {a} | {b}")
+        if any(texts):
+            lines.append(f"  ...{difference['before']!r} then {texts[0]!r} | {texts[1]!r}")
     for name, (a, b) in result["figures"].items():
         ratio = f"  x {b / a:.2f}" if a and b else ""
         lines.append(f"{name}: {_number(a)} | {_number(b)}{ratio}")
-    return lines
+    show_result(as_json, lines, **result)
+    return Code.OK if result["equal"] else Code.UNEQUAL
 
 
 def _short(value: Any) -> str:
@@ -135,55 +129,35 @@ def export(
 def replay(
     run: str = RUN,
     speed: float = option("1 as fast as the run was, 0.1 ten times slower.", default=1.0),
-    step: int | None = option("Print the picture after this transition (-1 the last)."),
-    size: str = option(
-        "Of the picture that is printed.", default="100x30", metavar="COLUMNSxLINES"
-    ),
-    svg: Path | None = option("Write that picture as SVG, print nothing.", metavar="FILE"),
     runs_dir: Path = RUNS_DIR,
 ) -> None:
-    """Watch a kept run again, forwards and back; without a terminal, its rounds as lines.
+    """Watch a kept run again, forwards and back; without a terminal, its last picture as text.
 
-    Examples: `specsot replay`, `specsot replay latest --speed 0.1`,
-    `specsot replay latest --step 20 --size 120x40 --svg picture.svg`."""
+    Examples: `specsot replay`, `specsot replay latest --speed 0.1`."""
     from rich.console import Console
 
     from ..record.replay import Replay
     from ..shell import usable
-    from ..view.lines import replay_lines
-    from ..view.tui import MAX_SPEED, MIN_SPEED, Keys, Player, frame, play, still
+    from ..view.tui import MAX_SPEED, MIN_SPEED, Keys, Player, frame, play
 
     if not MIN_SPEED <= speed <= MAX_SPEED:
         raise UsageError(f"--speed takes {MIN_SPEED:g} to {MAX_SPEED:g}")
     replayed = Replay(run_folder.find_run(run, runs_dir))
     for missing in replayed.missing:
         complain(f"note: {replayed.run.path.name}: {missing} are not in this run folder")
-    if step is not None or svg is not None:
-        match = re.fullmatch(r"(\d{1,3})x(\d{1,3})", size)
-        width, height = map(int, match.groups()) if match else (0, 0)
-        if not (MIN_COLUMNS <= width <= MAX_CELLS and MIN_LINES <= height <= MAX_CELLS):
-            limit = f"at most {MAX_CELLS} of each"
-            raise UsageError(f"--size {size}: columns x lines, as in 100x30, {limit}")
-        number = len(replayed) if step is None or step == -1 else step
-        if not 1 <= number <= len(replayed):
-            raise UsageError(f"--step {step}: the run has transitions 1 to {len(replayed)}")
-        picture = still(replayed, number - 1, width, height)
-        if svg is None:
-            put("".join(f"{line.rstrip()}\n" for line in picture.export_text().splitlines()))
-        else:
-            title = f"specsot replay {replayed.scene.graph} --step {number}"
-            svg.write_text(picture.export_svg(title=title), encoding="utf-8")
-        return
     console = Console()
-    if not usable(console, dict(os.environ)):
-        put("".join(f"{line}\n" for line in replay_lines(replayed)))
-        return
     player = Player(replayed, speed)
-    with Keys(sys.stdin) as keys:
-        play(player, console, keys)
+    if usable(console, dict(os.environ)):
+        with Keys(sys.stdin) as keys:
+            play(player, console, keys)
+    else:
+        player.press("end")
+    width = console.size.width
     height = console.size.height - 1
-    last = frame(replayed.scene, replayed.snapshot(player.frame), console.size.width, height)
-    console.print(last, height=height)
+    with console.capture() as picture:
+        last = frame(replayed.scene, replayed.snapshot(player.frame), width, height)
+        console.print(last, height=height)
+    put(picture.get())
 
 
 def verify_run(

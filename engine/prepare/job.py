@@ -210,8 +210,6 @@ def _check(options: RunOptions) -> None:
         raise UsageError(f"{name} reads the keyboard, so the prompt cannot come from there")
     if options.step_delay is not None and not 0 <= options.step_delay <= SLOWEST:
         raise UsageError(f"--step-delay takes seconds, 0 to {SLOWEST}")
-    if options.trace not in (None, "kv"):
-        raise UsageError(f"--trace {options.trace}: there is only `kv`")
 
 
 def _with_requests(program: Program, options: RunOptions) -> Program:

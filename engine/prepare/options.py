@@ -118,7 +118,6 @@ class RunOptions(SessionOptions):
     step_delay: float | None = _option(None, DELAY, metavar="SECONDS")
     expect_digest: str | None = _option(None, "Exit 5 unless the output has this digest.")
     runs_dir: Path = _option(Path("runs"), "Where run folders go.")
-    trace: str | None = _option(None, "kv: one trace line per KV operation too.", metavar="kv")
     explain_rounds: bool = _option(False, "Print every draft of every round.")
     probe_blend: bool = _option(False, "Compare what is blended with full prefills (slow).")
     quiet: bool = _option(False, "Only the answer.", "--quiet", "-q")

@@ -22,8 +22,6 @@ from .options import SETTINGS, RunOptions
 FILE = "run.yaml"
 PROMPTS_FILE = "prompts.jsonl"
 TEMPLATE_FILE = "template.yaml"
-INLINE = 64 * 1024  # characters of prompts that run.yaml itself holds
-MANY = 500  # prompts
 PROMPT = TypeAdapter(Prompt)
 CHANGES: Any = {"by_alias": True, "exclude_defaults": True}
 
@@ -78,6 +76,7 @@ def graph_source(source: Source) -> Source:
 
 
 def prompts_of(run: RunFile, source: Source) -> tuple[Prompt, ...]:
+    """Those of the file next to it; a run.yaml of an earlier version holds its prompts itself."""
     if isinstance(run.prompts, str):
         return read_file(Path(source.file).parent / run.prompts).items
     return tuple(run.prompts)
@@ -100,7 +99,8 @@ def differences(then: Provenance, now: Provenance) -> Iterator[str]:
 def run_document(
     options: RunOptions, graph: Graph, prompts: Sequence[Prompt], outline: Outline | None
 ) -> dict[str, Any]:
-    """The plain data of a run.yaml, without what is only known later; options: those of a job."""
+    """The plain data of a run.yaml, without what is only known later; options: those of a job. The
+    writer moves `prompts` into a file of their own: YAML files are read up to a limit."""
     names = [name for name in SETTINGS if name not in ("graph", "prompt")]
     saved = {name: getattr(options, name) for name in names}
     document: dict[str, Any] = {
@@ -120,14 +120,6 @@ def _plain(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {k: _plain(v) for k, v in value.items() if v or k != "with"}
     return [_plain(v) for v in value] if isinstance(value, tuple | list) else value
-
-
-def too_long(document: Mapping[str, Any]) -> bool:
-    """Whether the prompts need a file of their own: YAML files are read up to a limit."""
-    prompts = document["prompts"]
-    texts = [prompt["prompt"] for prompt in prompts]
-    texts += [entry["text"] for prompt in prompts for entry in prompt.get("documents", ())]
-    return len(prompts) > MANY or sum(map(len, texts)) > INLINE
 
 
 class _Dumper(yaml.SafeDumper):

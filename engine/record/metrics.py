@@ -51,8 +51,8 @@ def blend_figures(meter: "Meter", board: Mapping[str, Any]) -> dict[str, Any] | 
     forwards = meter.blends
     library = blending.library
     assert isinstance(library, ChunkLibrary)
-    config = board["target"].config
     layers = board["target"].num_layers
+    config = board["target"].config
     sizes = (config.hidden_size, config.intermediate_size, config.heads, config.kv_heads)
     shape = LayerShape(*sizes, config.head_dim)
     parts = [part for forward in forwards for part in forward.parts]
@@ -185,24 +185,17 @@ class Meter:
             self.tokens += committed
             marks = self.marks.setdefault(key, Marks())
             if committed:
-                marks.first_token = at if marks.first_token is None else marks.first_token
                 marks.last_token = at
+                if marks.first_token is None:
+                    marks.first_token = at
             if accepted >= 0:
                 self.accepted += accepted
                 self.lengths[committed] += 1
                 self.requests.setdefault(key, Counter())[committed] += 1
 
     @property
-    def branch_rounds(self) -> int:
-        return self.lengths.total()
-
-    @property
     def tau_step(self) -> float:
         return _mean_length(self.lengths)
-
-    @property
-    def tau_request(self) -> float:
-        return mean(map(_mean_length, self.requests.values())) if self.requests else 0.0
 
     @property
     def acceptance_rate(self) -> float:
@@ -211,10 +204,6 @@ class Meter:
     @property
     def per_forward(self) -> float:
         return ratio(self.tokens, self.forwards)
-
-    @property
-    def padding_waste(self) -> float:
-        return ratio(self.padding, self.rows)
 
     @property
     def seconds(self) -> float:
@@ -238,34 +227,35 @@ def _mean_length(lengths: Counter[int]) -> float:
     return ratio(sum(length * count for length, count in lengths.items()), lengths.total())
 
 
-COUNTED = {  # documented names in metrics.json, and the attributes of a Meter
-    **{name: name for name in ("tau_step", "tau_request", "acceptance_rate")},
-    "tokens_per_target_forward": "per_forward",
-    **{name: name for name in ("tokens_per_second", "overhead_share", "padding_waste", "tokens")},
-    **{"target_forwards": "forwards", "target_rows": "rows", "target_rows_empty": "padding"},
-    **{"drafter_forwards": "draft_forwards", "drafter_rows": "draft_rows"},
-    "drafter_rows_empty": "draft_padding",
-    **{name: name for name in ("rounds", "branch_rounds", "drafted", "accepted")},
-}
-
-
-def figures(meter: Meter, board: Mapping[str, Any]) -> dict[str, Any]:
-    """metrics.json: every figure of a run under its documented name."""
-    return {**counted_figures(meter), **held_figures(meter, board)}
-
-
 def counted_figures(meter: Meter) -> dict[str, Any]:
-    """Those of events alone."""
+    """The figures of metrics.json that follow from events alone."""
     total = (max(meter.last_move, meter.in_run) + meter.open_ops) / NS
     seconds: dict[str, float | None] = {"total": total}
     for mark in fields(Marks):  # means over the requests that reached a mark
         moments = [getattr(marks, mark.name) for marks in meter.marks.values()]
         reached = [nanos / NS for nanos in moments if nanos is not None]
         seconds[f"to_{mark.name}"] = mean(reached) if reached else None
-    counts = {name: getattr(meter, attribute) for name, attribute in COUNTED.items()}
+    by_request = meter.requests.values()
     return {
         "schema_version": SCHEMA,
-        **counts,
+        "tau_step": meter.tau_step,
+        "tau_request": mean(map(_mean_length, by_request)) if by_request else 0.0,
+        "acceptance_rate": meter.acceptance_rate,
+        "tokens_per_target_forward": meter.per_forward,
+        "tokens_per_second": meter.tokens_per_second,
+        "overhead_share": meter.overhead_share,
+        "padding_waste": ratio(meter.padding, meter.rows),
+        "tokens": meter.tokens,
+        "target_forwards": meter.forwards,
+        "target_rows": meter.rows,
+        "target_rows_empty": meter.padding,
+        "drafter_forwards": meter.draft_forwards,
+        "drafter_rows": meter.draft_rows,
+        "drafter_rows_empty": meter.draft_padding,
+        "rounds": meter.rounds,
+        "branch_rounds": meter.lengths.total(),
+        "drafted": meter.drafted,
+        "accepted": meter.accepted,
         "accepted_lengths": {str(k): n for k, n in sorted(meter.lengths.items())},
         "chosen_sizes": {str(k): n for k, n in sorted(meter.chosen.items())},
         "most_active_branches": meter.most_active,
@@ -288,7 +278,7 @@ def state_figures(meter: Meter) -> dict[str, dict[str, float]]:
 
 
 def held_figures(meter: Meter, board: Mapping[str, Any]) -> dict[str, Any]:
-    """Of a run's pools and of its reads of the device."""
+    """The other figures of metrics.json: of a run's pools and of its reads of the device."""
     host = board["host"]
     per_round = ratio(host.reads, meter.forwards)
     reuse = None

@@ -6,18 +6,15 @@ requested one since the last event; a viewer never touches the run."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
-from functools import wraps
 from time import perf_counter_ns
 from typing import Any
-
-import numpy as np
 
 from ...states.machine import Event, Moved, OpRan, Run, Sink
 from ...states.request import Branch, Request
 from ...states.round import RoundSummary, VerifiedTree
 from ...states.scheduler import StepPlan
 from ..events import Decode, TextStream, token_texts
-from .metrics import NS, Meter, figures
+from .metrics import NS, Meter, counted_figures, held_figures
 from .run_view import RunView, Snapshot, branch_view, pool_view, request_view, visible_branches
 
 Record = dict[str, Any]
@@ -140,7 +137,8 @@ class Recorder:
         self.flush()
 
     def figures(self, board: Mapping[str, Any]) -> dict[str, Any]:
-        return figures(self.meter, board)
+        """metrics.json: every figure of the run under its documented name."""
+        return {**counted_figures(self.meter), **held_figures(self.meter, board)}
 
     def exclude(self, nanos: int) -> None:
         """A pause does not count as the run's time."""
@@ -180,42 +178,39 @@ def trace_record(at: int, item: Event | RoundSummary | Record, number: int) -> R
             values = {"step": step, "from": source, "to": target, "guard": guard}
             return {"kind": "move", "t": at, **values, "ns": nanos, "committed": number}
         case RoundSummary():
-            return {"kind": "round", "t": at, "round": number, **_round(item)}
+            lengths = None
+            if (alignment := item.alignment) is not None:
+                lengths = {"state": type(alignment).__name__, **asdict(alignment)}
+            record = {
+                **{"kind": "round", "t": at, "round": number},
+                **{name: getattr(item, name) for name in ROUND_FIELDS},
+                "drafting": item.work._asdict(),
+                "alignment": lengths,
+                "gamma": [asdict(record) for record in item.gamma],
+                "blend": None if item.blend is None else asdict(item.blend),
+                "kv": item.target_length,
+                "kv_draft": item.draft_length,
+            }
+            if item.choices:
+                record["choices"] = [asdict(choice) for choice in item.choices]
+            if item.trees:
+                record["trees"] = list(_tree_records(item.trees))
+            return record
     return {**item, "t": at}
-
-
-def _round(summary: RoundSummary) -> Record:
-    optional = {
-        "choices": [asdict(choice) for choice in summary.choices],
-        "explained": [asdict(entry) for entry in summary.explained],
-        "trees": list(_tree_records(summary.trees)),
-    }
-    alignment = summary.alignment
-    lengths = None
-    if alignment is not None:
-        lengths = {"state": type(alignment).__name__, **asdict(alignment)}
-    return {
-        **{name: getattr(summary, name) for name in ROUND_FIELDS},
-        "drafting": summary.work._asdict(),
-        "alignment": lengths,
-        "gamma": [asdict(record) for record in summary.gamma],
-        "blend": None if summary.blend is None else asdict(summary.blend),
-        "kv": summary.target_length,
-        "kv_draft": summary.draft_length,
-        **{name: items for name, items in optional.items() if getattr(summary, name)},
-    }
 
 
 def _tree_records(trees: Sequence[VerifiedTree]) -> Iterator[Record]:
     """Lists without the root and padding at the end, no parents for a chain; trees beyond
-    `MAX_TREE_NODES` nodes in all are left out."""
+    `MAX_TREE_NODES` nodes in all are left out, unless they are explained."""
     total = 0
     for tree in trees:
         end = max((n for n, token in enumerate(tree.tokens) if token >= 0 and n), default=0) + 1
         total += end - 1
-        if total > MAX_TREE_NODES:
+        if total > MAX_TREE_NODES and not tree.rule:
             return
         parents = list(tree.parents[1:end])
+        explained: Record = {"rule": tree.rule, "came": tree.came, "finish": tree.finish}
+        explained["figures"] = [asdict(one) for one in tree.figures[: end - 1]]
         yield {
             "at": tree.position,
             "root": tree.root,
@@ -224,6 +219,7 @@ def _tree_records(trees: Sequence[VerifiedTree]) -> Iterator[Record]:
             "path": list(tree.path[1:]),
             "final": tree.final,
             **({"forced": True} if tree.forced else {}),
+            **(explained if tree.rule else {}),
         }
 
 
@@ -238,39 +234,3 @@ def action_of(step: StepPlan) -> str:
         "open": step.num_starts,
     }
     return next((action for action, items in ready.items() if items), "rest")
-
-
-POOL_OPERATIONS = ("append_", "commit_", "release_", "retire_", "relabel_", "truncate_", "copy_")
-ROW_OPERATIONS = ("append_", "commit_", "copy_")  # their first argument has an entry for each row
-
-
-def trace_pools(board: Mapping[str, Any], write: Write) -> None:
-    """Make both pools of a run write a record of each operation; one inside another (`retire_`
-    releases rows) has none. `rows` is the number of rows that an operation gets or frees."""
-    inside: list[str] = []
-
-    def trace(pool: Any, name: str, operation: str) -> None:
-        function = getattr(pool, operation)
-
-        @wraps(function)
-        def run(*args: Any, **kwargs: Any) -> Any:
-            before = pool.current_length
-            inside.append(operation)
-            try:
-                result = function(*args, **kwargs)
-            finally:
-                inside.pop()
-            if not inside:
-                length = pool.current_length
-                by_row = operation in ROW_OPERATIONS and args
-                rows = np.asarray(args[0]).size if by_row else abs(length - before)
-                record = {"kind": "kv", "pool": name, "op": operation, "rows": rows}
-                moved = sum(pool.ledger.bytes.values())
-                write({**record, "length": length, "ledger_bytes": moved})
-            return result
-
-        setattr(pool, operation, run)
-
-    for key, name in (("kv", "target"), ("kv_draft", "drafter")):
-        for operation in POOL_OPERATIONS if board[key] is not None else ():
-            trace(board[key], name, operation)

@@ -7,7 +7,6 @@ A trace has no owner of a slot: the strip of a replayed run shows the number of 
 import csv
 import io
 import json
-from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from copy import deepcopy
@@ -38,7 +37,6 @@ from .run_view import (
     scene_of,
 )
 
-UNSAVED: Mapping[str, Any] = {"finish_reason": "", "token_ids": [], "text": None}  # of a branch
 MAX_FRAMES = 20_000  # that a page plays
 MAX_BYTES = 128 << 20  # of a trace that a page plays
 CHECKPOINT_INTERVAL = 256  # records between two states that are retained for going back
@@ -70,7 +68,7 @@ class ReplayedView(RunView):
                 if record["op"] == PARSE_OP:
                     self.parsed = self.meter.forwards
             case "step":
-                preempted = record.get("preempted", ())  # older traces have none
+                preempted = record["preempted"]
                 self.meter.preempted += len(preempted)
                 self.preempted.update(preempted)
                 self.starting = frozenset((*record["starts"], *record["chunks"]))
@@ -202,50 +200,45 @@ class Replay:
         self.run = run
         self.missing: list[str] = []
         with valid(run):
-            self._read()
-
-    def _read(self) -> None:
-        run = self.run
-        records = list(records_of(run))
-        self.records = [record for record in records if record["kind"] != "texts"]
-        moves = [at for at, record in enumerate(self.records) if record["kind"] == "move"]
-        if not moves:
-            raise UsageError(f"{run.path / TRACE}: no transition in it, nothing to replay")
-        self._ends = [*moves[1:], len(self.records)]
-        self.times = [self.records[end - 1]["t"] for end in self._ends]
-        self._graph = run.manifest["graph"]["resolved"]
-        model = run.manifest["models"]["target"]["name"]
-        self.scene = scene_of(self._graph, model, run.manifest["requests"])
-        self._texts: dict[int, str] = {}
-        for texts in (record["texts"] for record in records if record["kind"] == "texts"):
-            self._texts = {int(token): text for token, text in texts.items()}
-        if len(self.records) == len(records):
-            self.missing.append("the texts of single tokens")
-        self.requests = self._read_requests()
-        self.branches = {b.name: b for request in self.requests for b in request.branches}
-        self._sizes = self._read_sizes()
-        self._view = ReplayedView()
-        self._position = 0  # records that `_view` has folded
-        self._checkpoints = {0: ReplayedView()}
-        self.snapshot(0)
+            records = list(records_of(run))
+            self.records = [record for record in records if record["kind"] != "texts"]
+            moves = [at for at, record in enumerate(self.records) if record["kind"] == "move"]
+            if not moves:
+                raise UsageError(f"{run.path / TRACE}: no transition in it, nothing to replay")
+            self._ends = [*moves[1:], len(self.records)]
+            self.times = [self.records[end - 1]["t"] for end in self._ends]
+            self._graph = run.manifest["graph"]["resolved"]
+            model = run.manifest["models"]["target"]["name"]
+            self.scene = scene_of(self._graph, model, run.manifest["requests"])
+            self._texts: dict[int, str] = {}
+            for texts in (record["texts"] for record in records if record["kind"] == "texts"):
+                self._texts = {int(token): text for token, text in texts.items()}
+            if len(self.records) == len(records):
+                self.missing.append("the texts of single tokens")
+            self.requests = self._read_requests()
+            self.branches = {b.name: b for request in self.requests for b in request.branches}
+            try:
+                pools = run.metrics["kv"]
+            except UsageError:  # a run that did not end has none
+                self.missing.append("metrics")
+                pools = {"target": {"capacity_slots": self._graph["layout"]["kv_slots"]}}
+            self._target = {"slot_bytes": 0, **pools["target"]}
+            self._draft_slots = (pools.get("drafter") or {}).get("capacity_slots", 0)
+            self._view = ReplayedView()
+            self._position = 0  # records that `_view` has folded
+            self._checkpoints = {0: ReplayedView()}
+            self.snapshot(0)
 
     def _read_requests(self) -> list[ReplayedRequest]:
         rounds = [record for record in self.records if record["kind"] == "round"]
-        verified = [record for record in rounds if max(record["accepted"], default=-1) >= 0]
-        if verified and not any("trees" in r or "explained" in r for r in verified):
-            self.missing.append("drafts")
-        try:
-            outputs = self.run.outputs
-        except UsageError:
-            outputs = {}
-            self.missing.append("outputs")
+        outputs = self.run.outputs
         saved: dict[str, Mapping[str, Any]] = {}
         for key, line in outputs.items():
             ids = line.get("outline_token_ids") or []
             finish = line.get("outline_finish_reason") or ""
             if ids or finish:
-                outline = {"finish_reason": finish, "token_ids": ids, "text": None}
-                saved[f"{key}/outline"] = {**outline, "title": "outline"}
+                outline = {"title": "outline", "finish_reason": finish, "token_ids": ids}
+                saved[f"{key}/outline"] = outline
             saved |= {f"{key}/{part['index'] + 1}": part for part in line.get("parts", ())}
             if line.get("combined") is not None:
                 saved[f"{key}/combined"] = line["combined"]
@@ -257,7 +250,7 @@ class Replay:
         for name in {**saved, **counts}:
             key, _, title = name.rpartition("/")
             request = requests.setdefault(key, ReplayedRequest(key, ""))
-            values = saved.get(name, {**UNSAVED, "title": title})
+            values = saved.get(name, {"title": title, "finish_reason": "", "token_ids": []})
             branch = ReplayedBranch(
                 name=name,
                 index=-1 if title == "outline" else len(request.parts),
@@ -265,7 +258,7 @@ class Replay:
                 budget=outline_budget if title == "outline" else budget,
                 finish=values["finish_reason"],
                 ids=values["token_ids"],
-                text=values["text"],
+                text=values.get("text"),
                 texts=self._texts,
                 rounds=counts[name],
                 last_round=last.get(name, 0),
@@ -276,23 +269,8 @@ class Replay:
                 request.parts.append(branch)
         return list(requests.values())
 
-    def _read_sizes(self) -> tuple[int, int, int]:
-        """Slots of the target's pool, bytes of a slot, slots of the drafter's pool."""
-        try:
-            target = self.run.metrics["kv"]["target"]
-            drafter = self.run.metrics["kv"]["drafter"] or {}
-        except UsageError:
-            self.missing.append("metrics")
-            layout = self._graph["layout"]
-            # Earlier versions called it `capacity`.
-            return layout["kv_slots" if "kv_slots" in layout else "capacity"], 0, 0
-        return target["capacity_slots"], target["slot_bytes"], drafter.get("capacity_slots", 0)
-
     def __len__(self) -> int:
         return len(self._ends)
-
-    def frame_at(self, nanos: float) -> int:
-        return max(bisect_right(self.times, nanos) - 1, 0)
 
     def text_of(self, token: int) -> str:
         return self._texts.get(token, "")
@@ -326,7 +304,6 @@ class Replay:
 
     def pool(self, view: ReplayedView) -> PoolView:
         used, draft_used = view.kv
-        capacity, slot_bytes, draft_capacity = self._sizes
         kinds = [PREFIX]
         counts: list[int] = []
         for branch in self.branches.values():
@@ -335,15 +312,15 @@ class Replay:
             if cancelled or branch.stage(view) == "running":
                 kinds.append(OUTLINE if branch.index < 0 else BRANCH + branch.index)
                 counts.append(max(view.tokens[branch.name] - 1, 0))
-        codes = np.zeros(max(capacity, used), np.int16)
+        codes = np.zeros(max(self._target["capacity_slots"], used), np.int16)
         prefix = max(used - sum(counts), 0)
         codes[:used] = np.repeat(np.array(kinds, np.int16), [prefix, *counts])[:used]
         return PoolView(
             codes=codes,
             used=used,
-            bytes=used * slot_bytes,
+            bytes=used * self._target["slot_bytes"],
             draft_used=draft_used,
-            draft_capacity=draft_capacity,
+            draft_capacity=self._draft_slots,
             moved=None,
         )
 
@@ -358,7 +335,7 @@ def records_of(run: SavedRun) -> Iterator[Record]:
 
 
 def trees_of(record: Record) -> Iterator[VerifiedTree]:
-    """The trees of a round's record; earlier traces have those of `--explain-rounds`, or none."""
+    """The trees of a round's record."""
     for at, tree in enumerate(record.get("trees", ())):
         yield VerifiedTree(
             branch=record["branches"][at],
@@ -370,19 +347,6 @@ def trees_of(record: Record) -> Iterator[VerifiedTree]:
             final=tree["final"],
             num_committed=record["committed"][at],
             forced=tree.get("forced", False),
-        )
-    for entry in record.get("explained", ()) if "trees" not in record else ():
-        drafts = {draft["node"]: draft for draft in entry["drafts"]}
-        nodes = range(1, max(drafts, default=0) + 1)  # without a draft: padding
-        yield VerifiedTree(
-            branch=entry["branch"],
-            position=entry["position"],
-            root=entry["root"],
-            tokens=(-1, *(drafts[n]["token"] if n in drafts else -1 for n in nodes)),
-            parents=(0, *(drafts[n]["parent"] if n in drafts else 0 for n in nodes)),
-            path=(0, *(node for node, draft in drafts.items() if draft["accepted"])),
-            final=entry["final"],
-            num_committed=record["committed"][record["branches"].index(entry["branch"])],
         )
 
 
@@ -413,16 +377,15 @@ def as_perfetto(records: Iterable[Record], title: str) -> str:
     times in microseconds, counters (`ph: C`), names of tracks (`ph: M`)."""
     events: list[Record] = []
 
-    def add(phase: str, name: str, args: Any, track: int | None = None, **times: float) -> None:
-        tid = {} if track is None else {"tid": track}
-        events.append({"name": name, "ph": phase, "pid": 1, **tid, **times, "args": args})
+    def add(phase: str, name: str, args: Any, **place: float) -> None:
+        events.append({"name": name, "ph": phase, "pid": 1, **place, "args": args})
 
     def add_span(track: int, name: str, start: int, end: int, args: Any) -> None:
-        add("X", name, args, track, ts=start / 1e3, dur=(end - start) / 1e3)
+        add("X", name, args, tid=track, ts=start / 1e3, dur=(end - start) / 1e3)
 
-    add("M", "process_name", {"name": title}, 0)
-    add("M", "thread_name", {"name": "states"}, STATES_TRACK)
-    add("M", "thread_name", {"name": "ops"}, OPS_TRACK)
+    add("M", "process_name", {"name": title}, tid=0)
+    add("M", "thread_name", {"name": "states"}, tid=STATES_TRACK)
+    add("M", "thread_name", {"name": "ops"}, tid=OPS_TRACK)
     tracks: dict[str, int] = {}
     before = 0
     for record in records:
@@ -439,7 +402,7 @@ def as_perfetto(records: Iterable[Record], title: str) -> str:
             for branch, (committed, accepted) in zip(record["branches"], counts, strict=True):
                 if branch not in tracks:
                     tracks[branch] = FIRST_BRANCH_TRACK + len(tracks)
-                    add("M", "thread_name", {"name": f"branch {branch}"}, tracks[branch])
+                    add("M", "thread_name", {"name": f"branch {branch}"}, tid=tracks[branch])
                 args = {"round": record["round"], "committed": committed, "accepted": accepted}
                 name = "prefill" if accepted < 0 else f"{committed} tokens"
                 add_span(tracks[branch], name, before, end=t, args=args)

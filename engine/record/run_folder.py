@@ -46,10 +46,6 @@ def write_whole(file: Path, text: str) -> None:
     part.replace(file)
 
 
-def json_lines(values: Iterable[Mapping[str, Any]]) -> str:
-    return "".join(COMPACT.encode(value) + "\n" for value in values)
-
-
 class RunFolder:
     """`<runs>/<utc>-<graph>-<id>/`: manifest, run.yaml, trace, outputs, metrics, summary. exists:
     whether it could be created. faults: files that could not be written and why: the disk may be
@@ -103,16 +99,16 @@ class RunFolder:
         self.write_text(name, json.dumps(value, indent=2, ensure_ascii=False, default=str) + "\n")
 
     def write_lines(self, name: str, values: Iterable[Mapping[str, Any]]) -> None:
-        self.write_text(name, json_lines(values))
+        self.write_text(name, "".join(COMPACT.encode(value) + "\n" for value in values))
 
     def trace(self, record: Mapping[str, Any]) -> None:
         """Append one record to trace.jsonl; none after a fault."""
         # Without a flush: a system call per event would cost more than the event.
-        self._append(TRACE, COMPACT.encode(record) + "\n", flush=False)
+        self._append(TRACE, record, flush=False)
 
     def append_output(self, line: Mapping[str, Any]) -> None:
         """Append the line of a finished answer to outputs.jsonl: it survives the process."""
-        self._append(OUTPUTS, json_lines([line]), flush=True)
+        self._append(OUTPUTS, line, flush=True)
 
     def lock(self) -> None:
         """Create outputs.jsonl, or continue it after its last whole line. This process holds its
@@ -131,14 +127,14 @@ class RunFolder:
                     pass
                 os.truncate(file, file.read_bytes().rfind(b"\n") + 1)
 
-    def _append(self, name: str, text: str, *, flush: bool) -> None:
+    def _append(self, name: str, value: Mapping[str, Any], *, flush: bool) -> None:
         if not self.exists or name in self._failed:
             return
         self._failed.add(name)
         with self._collect_faults(name):
             if name not in self._streams:
                 self._streams[name] = (self.path / name).open("w", encoding="utf-8", newline="\n")
-            self._streams[name].write(text)
+            self._streams[name].write(COMPACT.encode(value) + "\n")
             if flush:
                 self._streams[name].flush()
             self._failed.remove(name)

@@ -4,7 +4,7 @@
 playback; its immutable copies are `Snapshot`s."""
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import pairwise
@@ -66,43 +66,38 @@ class DraftTree:
 def draft_tree(number: int, tree: VerifiedTree, text: Callable[[int], str]) -> DraftTree:
     """number: of the target forward. text: of a token; if empty, its id in angle brackets."""
     request, _, name = tree.branch.rpartition("/")
-    drafts = [node for node in range(1, len(tree.tokens)) if tree.tokens[node] >= 0]
-    final = len(tree.tokens)  # the final token is a node below the path
-    first = [*tree.path, final] if tree.path else [0]
-    order = [*first, *(node for node in drafts if node not in tree.path)]
+    tokens = (tree.root, *tree.tokens[1:], tree.final)  # the final token is a node below the path
+    parents = (*tree.parents, *tree.path[-1:])
+    first = [*tree.path, len(parents) - 1] if tree.path else [0]
+    order = [*first, *(node for node in tree.drafts if node not in tree.path)]
     place = {node: at for at, node in enumerate(order)}
     nodes = []
     for node in order:
-        token = tree.final if node == final else tree.tokens[node] if node else tree.root
-        parent = -1
-        if node:
-            parent = place[tree.path[-1] if node == final else tree.parents[node]]
-        shown = text(token) or f"<{token}>"
-        nodes.append(DraftNode(shown, parent, _mark(tree, node, drafts)))
+        shown = text(tokens[node]) or f"<{tokens[node]}>"
+        nodes.append(DraftNode(shown, place[parents[node]] if node else -1, _mark(tree, node)))
     return DraftTree(
         request=request,
         name=name,
         round=number,
         position=tree.position,
         nodes=tuple(nodes),
-        drafted=len(drafts),
+        drafted=len(tree.drafts),
         accepted=max(len(tree.path) - 1, 0),
     )
 
 
-def _mark(tree: VerifiedTree, node: int, drafts: Sequence[int]) -> Mark:
-    accepted = len(tree.path) - 1
-    if not tree.path:
-        return Mark.OFFERED if node else Mark.ROOT
-    if node == len(tree.tokens):  # the final token
-        if accepted > tree.num_committed:
-            return Mark.UNREACHED
-        is_leaf = all(tree.parents[draft] != tree.path[-1] for draft in drafts)
-        return Mark.BONUS if drafts and is_leaf else Mark.TARGET
-    if node not in tree.path:
-        return Mark.REJECTED if tree.parents[node] in tree.path else Mark.UNREACHED
+def _mark(tree: VerifiedTree, node: int) -> Mark:
     if node == 0:
         return Mark.ROOT
+    if not tree.path:
+        return Mark.OFFERED
+    if node == len(tree.tokens):  # the final token
+        if len(tree.path) - 1 > tree.num_committed:
+            return Mark.UNREACHED
+        is_leaf = all(tree.parents[draft] != tree.path[-1] for draft in tree.drafts)
+        return Mark.BONUS if tree.drafts and is_leaf else Mark.TARGET
+    if node not in tree.path:
+        return Mark.REJECTED if tree.parents[node] in tree.path else Mark.UNREACHED
     if tree.path.index(node) - 1 > tree.num_committed:  # the stop token is not committed either
         return Mark.UNREACHED
     return Mark.FORCED if tree.forced else Mark.ACCEPTED

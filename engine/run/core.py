@@ -91,10 +91,8 @@ class StopSignal(ExitStack):
     def _stop(self, number: int, frame: FrameType | None) -> None:
         if self.status is not None:
             give_back(number, self._before[signal.Signals(number)])
-        elif number == signal.SIGINT:
-            self.status = Status.INTERRUPTED
         else:
-            self.status = Status.TERMINATED
+            self.status = Status.INTERRUPTED if number == signal.SIGINT else Status.TERMINATED
 
 
 def drive(

@@ -7,7 +7,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ...states.phases.merge import Answer, Section
+from pydantic import TypeAdapter, ValidationError
+
+from ...states.phases.merge import Answer
 from ..errors import UsageError
 from ..prepare.job import Job
 from ..prepare.options import RunOptions
@@ -17,10 +19,7 @@ from .core import Status
 
 UNFINISHED = "unfinished"  # a key of the line of an answer that is not finished
 ENDS = ("ended", "digest", "error")  # keys of a manifest that a run gets at its end
-PART_KEYS = {  # of a part of an answer in outputs.jsonl: its field of `Section`
-    **{name: name for name in ("index", "title", "text")},
-    **{"finish_reason": "finish", "note": "note"},
-}
+ANSWER = TypeAdapter(Answer)  # of a line of outputs.jsonl
 RESUMED = (Status.RUNNING, Status.FAILED, Status.INTERRUPTED, Status.TERMINATED)
 
 
@@ -71,7 +70,7 @@ class EarlierRun:
             if changed := [name for name in saved if saved[name] != before.get(name)]:
                 what = f"{FILE} and {MANIFEST} have another {', '.join(changed)}"
                 raise UsageError(f"--resume {folder}: it was changed: {what}")
-            lines = [line for line in run.outputs.values() if _is_finished(line)]
+            lines = [line for line in run.outputs.values() if not line.get(UNFINISHED)]
             for line in lines:
                 if questions.get(line["id"]) != line["question"]:
                     why = f"{OUTPUTS} answers another question {line['id']} than {FILE} has"
@@ -93,25 +92,11 @@ class EarlierRun:
         return {**before, "status": Status.RUNNING, "resumed": resumed}
 
 
-def _is_finished(line: Mapping[str, Any]) -> bool:
-    """Earlier versions mark a line by its cancelled parts alone."""
-    cancelled = any(part["finish_reason"] == "cancelled" for part in line["parts"])
-    return bool(line["parts"]) and not cancelled and not line.get(UNFINISHED)
-
-
 def answer_from(line: Mapping[str, Any]) -> Answer:
-    """The answer of a line of outputs.jsonl, without its outline's points."""
-    return Answer(
-        key=line["id"],
-        question=line["question"],
-        outline_tokens=tuple(line["outline_token_ids"]),
-        outline_finish=line["outline_finish_reason"] or "",
-        sections=tuple(map(_section, line["parts"])),
-        text=line["text"],
-        combined=None if line["combined"] is None else _section(line["combined"]),
-    )
-
-
-def _section(part: Mapping[str, Any]) -> Section:
-    values = {name: part[key] for key, name in PART_KEYS.items()}
-    return Section(**values, tokens=tuple(part["token_ids"]))
+    """The answer of a line of outputs.jsonl; raises KeyError, ValueError."""
+    try:
+        finish = line["outline_finish_reason"] or ""
+        return ANSWER.validate_python({**line, "outline_finish_reason": finish})
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise ValueError(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from None

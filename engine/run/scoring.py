@@ -327,43 +327,40 @@ def probe_blends(core: EngineCore, recorder: Recorder) -> ProbeFigures:
     def compare(event: Event) -> None:
         # Before the commit: a branch that ends with its first token releases its rows there.
         forward = isinstance(event, OpRan) and event.op == "target.forward_"
-        if forward and core.board["rows"].blend is not None:
-            _compare(figures, core)
+        if not forward or core.board["rows"].blend is None:
+            return
+        rows = core.board["rows"]
+        kv = core.board["kv"]
+        cached = _cached(rows)
+        # [V] logits of each branch that draws its first token; they follow the rows of the trees.
+        owners = rows.owner_N[rows.tips_R.cpu().numpy()].tolist()
+        logits_RV = core.board["logits"]
+        tips = dict(zip(owners, logits_RV[logits_RV.shape[0] - len(owners) :], strict=True))
+        prompts: list[tuple[int, int, Sequence[int]]] = []
+        for request in core.requests:
+            prefix = request.prefix_owner
+            prompts.append((prefix, prefix, request.context))
+            prompts += [(b.owner, prefix, b.context()) for b in request.all_branches()]
+        for owner, prefix, ids in prompts:
+            draws = owner in tips and (owner in cached or prefix in cached)
+            if not (draws or owner in cached):
+                continue
+            output, full = full_prefill(core.board["target"], ids, kv.data.dtype, kv.data.device)
+            if owner in cached:
+                slots, positions = cached[owner]
+                full_L2x = _rows(full, positions)
+                error_L2x = _rows(kv, slots) - full_L2x
+                figures.errors.append(error_L2x.norm(dim=-1) / full_L2x.norm(dim=-1))
+                figures.rows += slots.size
+            if draws:
+                logs_V = output.logits_RV[0].double().log_softmax(-1)
+                blended_V = tips[owner].double().log_softmax(-1)
+                # Ids without a token (-inf) count 0.
+                terms_V = torch.where(logs_V > -torch.inf, logs_V.exp() * (logs_V - blended_V), 0.0)
+                figures.kl.append(float(terms_V.sum().clamp(min=0)))
 
     recorder.listeners.append(compare)
     return figures
-
-
-def _compare(figures: ProbeFigures, core: EngineCore) -> None:
-    rows = core.board["rows"]
-    kv = core.board["kv"]
-    cached = _cached(rows)
-    # [V] logits of each branch that draws its first token; they follow the rows of the trees.
-    owners = rows.owner_N[rows.tips_R.cpu().numpy()].tolist()
-    logits_RV = core.board["logits"]
-    tips = dict(zip(owners, logits_RV[logits_RV.shape[0] - len(owners) :], strict=True))
-    prompts: list[tuple[int, int, Sequence[int]]] = []
-    for request in core.requests:
-        prefix = request.prefix_owner
-        prompts.append((prefix, prefix, request.context))
-        prompts += [(b.owner, prefix, b.context()) for b in request.all_branches()]
-    for owner, prefix, ids in prompts:
-        draws = owner in tips and (owner in cached or prefix in cached)
-        if not (draws or owner in cached):
-            continue
-        output, full = full_prefill(core.board["target"], ids, kv.data.dtype, kv.data.device)
-        if owner in cached:
-            slots, positions = cached[owner]
-            full_L2x = _rows(full, positions)
-            error_L2x = _rows(kv, slots) - full_L2x
-            figures.errors.append(error_L2x.norm(dim=-1) / full_L2x.norm(dim=-1))
-            figures.rows += slots.size
-        if draws:
-            logs_V = output.logits_RV[0].double().log_softmax(-1)
-            blended_V = tips[owner].double().log_softmax(-1)
-            # Ids without a token (-inf) count 0.
-            terms_V = torch.where(logs_V > -torch.inf, logs_V.exp() * (logs_V - blended_V), 0.0)
-            figures.kl.append(float(terms_V.sum().clamp(min=0)))
 
 
 def _cached(rows: Rows) -> dict[int, tuple[Ints, Ints]]:

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, replace
 from functools import cached_property, partial
 from inspect import signature
-from itertools import starmap
 from typing import Any, ParamSpec
 
 import torch
@@ -14,7 +13,6 @@ import torch
 from ...models.files import ModelError
 from ...ops.draft.sizes import RoundCosts
 from ...ops.forward import HostReader
-from ...ops.sampling.settings import SamplingRules
 from ...states.blend import BlendState, FoldState
 from ...states.drafter import Drafter
 from ...states.graph.checks import with_drafters
@@ -83,32 +81,32 @@ class Session:
             ref = getattr(drafter, "model", None) or EMBEDDED
             folder = model_folder(ref, drafter.checkpoint or drafter.kind)
             self.outline_drafter = with_drafter(models, folder, drafter.kind).drafter
-        drafters = (graph.drafter, models.drafter), (graph.outline_drafter, self.outline_drafter)
-        self.program = with_drafters(program, *starmap(_completed, drafters))
+        drafters: list[Any] = [graph.drafter, graph.outline_drafter]
+        for at, model in enumerate((models.drafter, self.outline_drafter)):
+            if (block := drafters[at]) is not None and block.has_model:
+                # With the settings that the graph leaves to the checkpoint.
+                drafters[at] = drafter_class(block.kind).completed(block, model)
+        self.program = with_drafters(program, *drafters)
         graph = self.program.graph
         self.max_new_tokens = max_new_tokens
         self.budget = max_new_tokens or graph.limits.max_new_tokens
         self.outline = outline
-        self.sampling = self._sampling()
+        size = models.target.vocab_size
+        problems = []
+        for name in ("logit_bias", "banned", "forced"):
+            for token in (token for token in getattr(graph.sampling, name) if token >= size):
+                text = f"no token {token}: the model has {size} of them"
+                place = ("sampling", name)
+                problems.append(program.source.problem(place, text, ProblemCode.NO_TOKEN))
+        if problems:
+            raise GraphError(problems)
+        self.sampling = graph.sampling.rules()
         self.prompts = prompts or prompt_book(graph, models)
         self.new_matcher = self._outline_grammar()
         self.library = None if graph.blend is None else chunks_for(program, models, chunks)
         documents = skeleton.search_top_k if skeleton is not None else 0
         chunk_tokens = graph.blend.chunk_tokens if graph.blend is not None else CHUNK_TOKENS
         self.reading = PromptBuilder(self.prompts, documents, chunk_tokens)
-
-    def _sampling(self) -> SamplingRules:
-        sampling = self.program.graph.sampling
-        size = self.models.target.vocab_size
-        problems = []
-        for name in ("logit_bias", "banned", "forced"):
-            for token in (token for token in getattr(sampling, name) if token >= size):
-                text = f"no token {token}: the model has {size} of them"
-                place = ("sampling", name)
-                problems.append(self.program.source.problem(place, text, ProblemCode.NO_TOKEN))
-        if problems:
-            raise GraphError(problems)
-        return sampling.rules()
 
     def _outline_grammar(self) -> Callable[[str], Any] | None:
         """By question, the matcher of its outline; None without a grammar."""
@@ -251,13 +249,6 @@ class Session:
         graph = self.program.graph
         first = costs_of(self.models, graph.drafter, self.models.drafter)
         return first, costs_of(self.models, graph.outline_drafter, self.outline_drafter)
-
-
-def _completed(settings: Any, model: Any) -> Any:
-    """A drafter's settings, with what the graph leaves to the checkpoint."""
-    if settings is None or not settings.has_model:
-        return settings
-    return drafter_class(settings.kind).completed(settings, model)
 
 
 def _taps(drafter: Drafter, models: Models) -> tuple[int, ...]:

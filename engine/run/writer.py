@@ -13,7 +13,6 @@ from ...models.load.weights import model_hash
 from ...states.machine import Event, Moved
 from ...states.phases.merge import Answer, Section, answer
 from ...states.request import Request
-from ...states.text.outline import Outline
 from ...states.text.prompts import PromptBook
 from ..events import OUTLINE, finish_of, printable
 from ..prepare import repeat
@@ -22,7 +21,7 @@ from ..record.metrics import NS, Marks, Meter
 from ..record.recorder import Recorder
 from ..record.run_folder import MANIFEST_SETTINGS, OUTPUTS, RunFolder
 from .core import EngineCore, Status
-from .resume import PART_KEYS, UNFINISHED, EarlierRun
+from .resume import ANSWER, UNFINISHED, EarlierRun
 from .scoring import context_segments, contexts
 
 SCHEMA = 1
@@ -71,8 +70,8 @@ class RunWriter:
         self.options = replace(options, threads=self.provenance.threads, **shown)
 
     def begin(self, environ: Mapping[str, str], stop_ids: Sequence[int]) -> None:
-        """manifest.json and run.yaml, before the first step; long prompts and the user's template
-        go into files of their own. stop_ids: all token ids that end an answer."""
+        """manifest.json and run.yaml, before the first step; the prompts and the user's template go
+        into files of their own. stop_ids: all token ids that end an answer."""
         job = self.job
         graph = job.program.graph
         options = self.options
@@ -114,9 +113,8 @@ class RunWriter:
             text = Path(skeleton["template"]).read_text(encoding="utf-8")
             self.folder.write_text(repeat.TEMPLATE_FILE, text)
             skeleton["template"] = repeat.TEMPLATE_FILE
-        if repeat.too_long(document):
-            self.folder.write_lines(repeat.PROMPTS_FILE, document["prompts"])
-            document["prompts"] = repeat.PROMPTS_FILE
+        self.folder.write_lines(repeat.PROMPTS_FILE, document["prompts"])
+        document["prompts"] = repeat.PROMPTS_FILE
         self._document = {**document, "made_with": made_with.model_dump(exclude_none=True)}
         self._write()
         for item in self.earlier.answers if self.earlier is not None else ():
@@ -236,49 +234,22 @@ def outputs(
     its context: [tokens, position, [sees]] each. `unfinished`: a resumed run decodes it again."""
     lines = []
     for item, request in zip(answers, requests, strict=True):
-        ids = {branch.index: before for branch, before in contexts(request, prompts)}
-        combined = None
+        ids = {branch.index: [*before] for branch, before in contexts(request, prompts)}
+        marks = asdict(meter.marks.get(item.key, Marks()))
+        line = {
+            **ANSWER.dump_python(item, mode="json", by_alias=True),
+            "finish_reason": finish_of(item),
+            "outline_finish_reason": item.outline_finish or None,
+            "outline_context_ids": ids.get(OUTLINE, []),
+            "seconds": {f"to_{k}": n if n is None else n / NS for k, n in marks.items()},
+        }
+        for part in (*line["parts"], *filter(None, [line["combined"]])):
+            part["context_ids"] = ids.get(part["index"], [])
         if item.combined is not None:
             branch = next(b for b in request.branches if b.index == item.combined.index)
-            segments = context_segments(branch) or None
-            combined = {**_section(item.combined, ids), "context_segments": segments}
-        marks = asdict(meter.marks.get(item.key, Marks()))
-        seconds = {f"to_{k}": None if nanos is None else nanos / NS for k, nanos in marks.items()}
-        line = {
-            "id": item.key,
-            "question": item.question,
-            "text": item.text,
-            "finish_reason": finish_of(item),
-            "outline": None if item.outline is None else _outline(item.outline),
-            "outline_finish_reason": item.outline_finish or None,
-            "outline_context_ids": list(ids.get(OUTLINE, ())),
-            "outline_token_ids": list(item.outline_tokens),
-            "parts": [_section(section, ids) for section in item.sections],
-            "combined": combined,
-            "seconds": seconds,
-        }
+            line["combined"]["context_segments"] = context_segments(branch) or None
         lines.append(line if request.finished else {**line, UNFINISHED: True})
     return lines
-
-
-def _outline(outline: Outline) -> dict[str, Any]:
-    points = [
-        {"id": p.id, "title": p.title, "length": p.length, "tool": p.tool, "depends_on": [*p.deps]}
-        for p in outline.points
-    ]
-    return {
-        "mode": outline.mode,
-        "status": outline.status,
-        "points": points,
-        "skipped": list(map(asdict, outline.skipped)),
-        "mended": list(map(asdict, outline.mended)),
-    }
-
-
-def _section(section: Section, contexts: Mapping[int, Sequence[int]]) -> dict[str, Any]:
-    part = {key: getattr(section, name) for key, name in PART_KEYS.items()}
-    ids = {"context_ids": contexts.get(section.index, ()), "token_ids": section.tokens}
-    return part | {name: list(tokens) for name, tokens in ids.items()}
 
 
 def answer_text(answers: Sequence[Answer]) -> str:

@@ -12,7 +12,6 @@ import numpy.typing as npt
 from rich.cells import cell_len, set_cell_size
 from rich.console import RenderableType
 from rich.layout import Layout
-from rich.panel import Panel
 from rich.text import Text
 
 from ...ops.attention.metadata import SlotRun
@@ -370,23 +369,21 @@ class LiveStepper(Stepper):
         self.first = min(max(line, 0), lines - 1)
 
     def paint(self, snap: Snapshot, width: int, height: int) -> RenderableType:
-        body = frame(self.view.scene, snap, width, height - 1)
-        if self.page and self.where:
-            head = header_line(self.view.scene, snap, width)
-            rows = max(height - 2, 3)
-            body = column(Layout(head, size=1), Layout(self._panel(width, height - 1), size=rows))
-        return with_bar(body, self._bar(width), height)
-
-    def _panel(self, width: int, height: int) -> Panel:
+        if not (self.page and self.where):
+            body = frame(self.view.scene, snap, width, height - 1)
+            return with_bar(body, self._bar(width), height)
         name = PAGES[self.page]
         page = self.pages[name]
-        visible = max(height - 3, 1)
+        visible = max(height - 4, 1)
         first = min(self.first, max(len(page) - visible, 0))
         lines = page[first : first + visible]
         for line in lines:
             line.truncate(width - 4, overflow="ellipsis")
         place = f"lines {first + 1}-{first + len(lines)} of {len(page)}"
-        return panel(Text("\n", no_wrap=True).join(lines), name, place)
+        shown = panel(Text("\n", no_wrap=True).join(lines), name, place)
+        head = Layout(header_line(self.view.scene, snap, width), size=1)
+        body = column(head, Layout(shown, size=max(height - 2, 3)))
+        return with_bar(body, self._bar(width), height)
 
     def _bar(self, width: int) -> Text:
         if not self.where:

@@ -4,10 +4,12 @@ A frame is a function of a snapshot. The live view draws the recorder's last one
 thread, at most eight times per second; it shares the processor with the run, so frames that are
 slow to draw are drawn less often."""
 
-import io
 import os
 import select
 import sys
+import termios
+import tty
+from bisect import bisect_right
 from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
@@ -239,10 +241,7 @@ class Keys:
         self._typed = ""
 
     def __enter__(self) -> Self:
-        with suppress(ImportError, OSError, ValueError):
-            import termios
-            import tty
-
+        with suppress(OSError, ValueError, termios.error):
             self._number = self._stream.fileno()
             self._before = termios.tcgetattr(self._number)  # fails without a terminal
             tty.setcbreak(self._number)
@@ -251,27 +250,22 @@ class Keys:
 
     def __exit__(self, *error: object) -> None:
         if self.available:
-            import termios
-
             termios.tcsetattr(self._number, termios.TCSADRAIN, self._before)
             self.available = False
 
     def read(self, seconds: float) -> str:
         """The next key, by name or as a character; empty after `seconds` without a key."""
-        if not self._typed and not self._receive(seconds):
+        if not self._typed and not self.available:
+            sleep(max(seconds, 0.0))
+        elif not self._typed and select.select([self._number], [], [], max(seconds, 0.0))[0]:
+            piece = os.read(self._number, 64)
+            self._typed = piece.decode("utf-8", "replace") or "q"  # the terminal is closed
+        if not self._typed:
             return ""
         sent = next(filter(self._typed.startswith, KEY_NAMES), self._typed[0])
         rest = self._typed[len(sent) :]
         self._typed = "" if sent == "\x1b" else rest  # an unknown sequence
         return KEY_NAMES.get(sent, sent)
-
-    def _receive(self, seconds: float) -> bool:
-        if not self.available:
-            sleep(max(seconds, 0.0))
-        elif select.select([self._number], [], [], max(seconds, 0.0))[0]:
-            piece = os.read(self._number, 64)
-            self._typed += piece.decode("utf-8", "replace") or "q"  # the terminal is closed
-        return bool(self._typed)
 
 
 # -- the player ----------------------------------------------------------------------------------
@@ -295,15 +289,14 @@ class Player:
         self.frame = 0
         self.at = float(replay.times[0])
         self.playing = True
-        frames = (replay.records_of(at) for at in range(len(replay)))
-        kinds = [{record["kind"] for record in records} for records in frames]
+        kinds = ({record["kind"] for record in replay.records_of(at)} for at in range(len(replay)))
         self._rounds = [at for at, found in enumerate(kinds) if "round" in found]
 
     def pass_time(self, seconds: float) -> None:
         """Advance by seconds of the viewer's time."""
         if self.playing:
             self.at += seconds * 1e9 * self.speed
-            self.frame = self.replay.frame_at(self.at)
+            self.frame = max(bisect_right(self.replay.times, self.at) - 1, 0)
             self.playing = self.frame < len(self.replay) - 1
 
     def press(self, key: str) -> bool:
@@ -381,12 +374,3 @@ def play(player: Player, console: Console, keys: Keys) -> None:
             now = monotonic()
             player.pass_time(now - last if not key else 0.0)
             last = now
-
-
-def still(replay: Replay, number: int, width: int, height: int) -> Console:
-    """A console with the picture after one frame, for export as text or SVG."""
-    settings: Any = {"color_system": "truecolor", "legacy_windows": False, "_environ": {}}
-    settings |= {"record": True, "force_terminal": True, "file": io.StringIO()}
-    console = Console(width=width, height=height, **settings)
-    console.print(frame(replay.scene, replay.snapshot(number), width, height), height=height)
-    return console

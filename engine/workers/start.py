@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     Starts = Callable[..., tuple[EngineCore, Recorder]]  # as `recorded`
 
-SINGLE_OPTIONS = ("step", "breaks", "trace", "step_delay", "explain_rounds", "probe_blend")
+SINGLE_OPTIONS = ("step", "breaks", "step_delay", "explain_rounds", "probe_blend")
 
 
 def divided(job: Job) -> Job:

@@ -1,6 +1,9 @@
 """The phase `merge`: combine finished parts where the graph asks for it, and build the answers."""
 
 from dataclasses import dataclass, replace
+from typing import Annotated
+
+from pydantic import Field
 
 from ...ops.registry import op
 from ...ops.types import Rows
@@ -12,32 +15,33 @@ from ..text.outline import Outline
 from ..text.prompts import PromptBook
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Section:
-    """One branch of an answer. tokens: the ids that it decoded, without the stop token."""
+    """One branch of an answer. tokens: the ids that it decoded, without the stop token. The aliases
+    are the names in outputs.jsonl."""
 
     index: int
-    title: str = ""
-    text: str = ""
-    tokens: tuple[int, ...] = ()
-    finish: str = ""
+    title: str
+    text: str
+    tokens: Annotated[tuple[int, ...], Field(alias="token_ids")]
+    finish: Annotated[str, Field(alias="finish_reason")]
     note: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
     """A request's answer in reading order; `outline_tokens` is empty for a given outline.
 
     combined: the text that combines the sections, if the graph combines them. text: the combined
         text if it is complete, the sections otherwise."""
 
-    key: str
+    key: Annotated[str, Field(alias="id")]
     question: str
     outline: Outline | None = None
-    outline_tokens: tuple[int, ...] = ()
-    outline_finish: str = ""
-    sections: tuple[Section, ...] = ()
-    text: str = ""
+    outline_tokens: Annotated[tuple[int, ...], Field(alias="outline_token_ids")]
+    outline_finish: Annotated[str, Field(alias="outline_finish_reason")] = ""
+    sections: Annotated[tuple[Section, ...], Field(alias="parts")]
+    text: str
     combined: Section | None = None
 
     @property
@@ -71,8 +75,16 @@ def delivered(request: Request, prompts: PromptBook) -> Answer:
     try:
         return answer(request, prompts)
     except Exception as error:
-        section = Section(0, finish=str(Finish.FAILED), note=reason_of(error))
-        return Answer(request.key, request.question, sections=(section,))
+        section = Section(
+            index=0, title="", text="", tokens=(), finish=str(Finish.FAILED), note=reason_of(error)
+        )
+        return Answer(
+            key=request.key,
+            question=request.question,
+            outline_tokens=(),
+            sections=(section,),
+            text="",
+        )
 
 
 def answer(request: Request, prompts: PromptBook) -> Answer:

@@ -7,7 +7,7 @@ import unicodedata
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, RootModel, StringConstraints
 from pydantic_core import PydanticCustomError
@@ -46,7 +46,7 @@ class Point:
     id: int
     length: int
     tool: str | None
-    deps: tuple[int, ...]
+    deps: Annotated[tuple[int, ...], Field(alias="depends_on")]
     title: str
 
 

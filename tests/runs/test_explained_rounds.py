@@ -26,10 +26,39 @@ from specsot.ops.sampling.coins import (
 )
 from specsot.states.machine import Event, OpRan
 from specsot.states.request import Branch
-from specsot.states.round import MATCH, ExplainedDraft, ExplainedRound, FinalToken
+from specsot.states.round import MATCH, FinalToken, VerifiedTree
 
 HEAT, KEPT = 1.3, 12
 SINGLE = (Prompt("0", "hello"), Prompt("1", "a second question", max_new_tokens=7))
+
+
+class ExplainedDraft:
+    """One draft of an explained tree."""
+
+    def __init__(self, tree: VerifiedTree, node: int) -> None:
+        self.node = node
+        self.parent = tree.parents[node]
+        self.depth = tree.depths[node]
+        self.token = tree.tokens[node]
+        self.accepted = node in tree.path
+        self.reached = tree.reached(node)
+        self.figures = tree.figures[node - 1]
+
+
+class ExplainedRound:
+    """An explained tree, draft by draft."""
+
+    def __init__(self, tree: VerifiedTree) -> None:
+        self.branch = tree.branch
+        self.rule = tree.rule
+        self.position = tree.position
+        self.root = tree.root
+        self.drafts = [ExplainedDraft(tree, node) for node in tree.drafts]
+        self.accepted = len(tree.path) - 1
+        self.final = tree.final
+        self.came = tree.came
+        self.committed = tree.num_committed
+        self.finish = tree.finish
 
 
 @dataclass
@@ -53,7 +82,8 @@ def listen(session: Session, prompts: Any = SINGLE) -> tuple[EngineCore, list[He
     def sink(event: Event) -> None:
         if isinstance(event, OpRan) and "committed" in event.results:
             sizes = {b.name: len(b.tokens) for r in requests_of(run) for b in r.all_branches()}
-            for told in run.board["committed"].explained:
+            trees = [tree for tree in run.board["committed"].trees if tree.rule]
+            for told in map(ExplainedRound, trees):
                 observe.append(Heard(told, sizes[told.branch] - told.committed))
 
     run = start(session, prompts, sink)

@@ -23,7 +23,7 @@ import typer
 from specsot.engine.cli.options import JSON
 from specsot.engine.errors import UsageError
 from specsot.engine.prepare.job import model_folder
-from specsot.engine.record.run_folder import json_lines, write_whole
+from specsot.engine.record.run_folder import COMPACT, write_whole
 from specsot.engine.shell import user_errors
 from specsot.models.files import ModelError
 from specsot.states.yaml.source import hint
@@ -115,7 +115,7 @@ def _counter(model: str) -> Callable[[str], int]:
 def _write(folder: Path, name: str, lines: list[dict[str, Any]]) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        write_whole(folder / name, json_lines(lines))
+        write_whole(folder / name, "".join(COMPACT.encode(line) + "\n" for line in lines))
     except OSError as error:
         reason = error.strerror or error
         raise UsageError(f"{folder / name}: cannot be written: {reason}") from None

@@ -235,7 +235,6 @@ FURTHER: dict[str, tuple[str, str, str]] = {
     "direct": ("bim_eagle", "both", "skeleton.max_tokens=4 skeleton.direct_tokens=12"),
     "probe_blend": ("blend_eagle", "two", "blend.min_tokens=16 --probe-blend"),
     "explained": ("bim_eagle", "both", "--explain-rounds"),
-    "traced_kv": ("batching_eagle", "both", "--trace kv"),
 }
 
 TRACED = {
@@ -327,9 +326,7 @@ def replays() -> Iterator[Case]:
         for key, words in (
             ("show", "runs show latest"),
             ("list", "runs list --json"),
-            ("lines", "replay latest"),
-            ("picture", "replay latest --step 20"),
-            ("last", "replay latest --step -1 --size 120x40"),
+            ("last", "replay latest"),
             ("csv", "trace export latest --format csv"),
             ("perfetto", "trace export latest"),
             ("diff", "runs diff latest latest --json"),
@@ -440,7 +437,7 @@ BAD_LINES = (
     ),
     *("run bim_eagle x --expect-digest 000000000000 --max-new-tokens 2 --threads 1 -q",),
     *("run eagle x --outline outline.txt", "run bim_eagle x --outline outline.txt"),
-    *("run bim_eagle x --trace ops", "run eagle x --probe-blend", "run beam x --explain-rounds"),
+    *("run eagle x --probe-blend", "run beam x --explain-rounds"),
     *(
         "run bim_eagle x --prompts empty.txt",
         "run bim_eagle - --step",

@@ -16,7 +16,7 @@ from specsot.engine.prepare.options import RunOptions
 from specsot.engine.run.api import load
 from specsot.ops.kv.pool import FREE, KVCache
 from specsot.states.machine import Event, Moved, OpRan, Run
-from specsot.states.round import ExplainedRound
+from specsot.states.round import VerifiedTree
 
 from .pools import Mask, Slots, mask_picture, slot_table
 from .states import Way, state_graph, ways_of
@@ -122,21 +122,21 @@ def draw_slots() -> str:
 
 def draw_tree() -> str:
     """A tree of which the target took a part: the first with a path of two and a fork on it."""
-    found: list[ExplainedRound] = []
+    found: list[VerifiedTree] = []
 
     def look(run: Run, event: Event) -> None:
         if isinstance(event, OpRan) and event.op == "branch.commit_":
-            found.extend(run.board["committed"].explained)
+            found.extend(run.board["committed"].trees)
 
     sets = ("drafter.num_draft_tokens=7", "drafter.draft_depth=4", "drafter.top_k=2")
     run = watched("eagle", sets, look)
-    levels = [max((draft.depth for draft in one.drafts), default=0) for one in found]
-    one = next(one for one, deep in zip(found, levels, strict=True) if 1 < one.accepted < deep)
-    tokens = {one.root, one.final, *(draft.token for draft in one.drafts)}
+    levels = [max((one.depths[node] for node in one.drafts), default=0) for one in found]
+    paths = zip(found, levels, strict=True)
+    one = next(one for one, deep in paths if 1 < len(one.path) - 1 < deep)
+    tokens = {one.root, one.final, *(one.tokens[node] for node in one.drafts)}
     names = {token: run.board["prompts"].decode([token]).strip() or "_" for token in tokens}
-    title = (
-        f"One round: {len(one.drafts)} drafts, {one.accepted} accepted, {one.committed} committed"
-    )
+    counts = f"{len(one.path) - 1} accepted, {one.num_committed} committed"
+    title = f"One round: {len(one.drafts)} drafts, {counts}"
     return str(tree_picture(title, one, names))
 
 

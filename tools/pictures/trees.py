@@ -1,6 +1,6 @@
 """One round of one branch: the tree that was proposed, and what the target made of it."""
 
-from specsot.states.round import ExplainedRound
+from specsot.states.round import VerifiedTree
 
 from .svg import Picture
 
@@ -13,7 +13,7 @@ VERDICTS = (
 )
 
 
-def tree_picture(title: str, one: ExplainedRound, names: dict[int, str]) -> Picture:
+def tree_picture(title: str, one: VerifiedTree, names: dict[int, str]) -> Picture:
     """Above the proposal, below the verdict. names: the text of each token id of the round."""
     picture = Picture(title)
     rows = _rows(one)
@@ -28,12 +28,12 @@ def tree_picture(title: str, one: ExplainedRound, names: dict[int, str]) -> Pict
     return picture
 
 
-def _rows(one: ExplainedRound) -> dict[int, float]:
+def _rows(one: VerifiedTree) -> dict[int, float]:
     """In which row each node stands, children beside and below their parent; 0 is the root."""
     rows: dict[int, float] = {}
     children: dict[int, list[int]] = {}
-    for draft in one.drafts:
-        children.setdefault(draft.parent, []).append(draft.node)
+    for node in one.drafts:
+        children.setdefault(one.parents[node], []).append(node)
 
     def place(node: int, row: float) -> float:
         rows[node] = row
@@ -47,34 +47,35 @@ def _rows(one: ExplainedRound) -> dict[int, float]:
 
 def _tree(
     picture: Picture,
-    one: ExplainedRound,
+    one: VerifiedTree,
     names: dict[int, str],
     rows: dict[int, float],
     top: float,
     judged: bool,
 ) -> None:
-    def node(depth: int, row: float, text: str, kind: str) -> None:
+    def box(depth: int, row: float, text: str, kind: str) -> None:
         x, y = LEFT + depth * STEP, top + row * ROW
         picture.box(x, y, STEP - 26, HIGH, "box", 5)
         picture.box(x, y, 6, HIGH, kind, 2)
         picture.text(x + 12, y + 16, text, "m")
 
-    depths = {0: 0} | {draft.node: draft.depth for draft in one.drafts}
-    for draft in one.drafts:
-        x, y = LEFT + draft.depth * STEP, top + rows[draft.node] * ROW + HIGH / 2
-        above = top + rows[draft.parent] * ROW + HIGH / 2
+    depths = one.depths
+    for node in one.drafts:
+        x, y = LEFT + depths[node] * STEP, top + rows[node] * ROW + HIGH / 2
+        above = top + rows[one.parents[node]] * ROW + HIGH / 2
         picture.path(f"M{x - 26:g} {above:g}C{x - 12:g} {above:g} {x - 14:g} {y:g} {x:g} {y:g}")
-    node(0, 0, names[one.root], "shared")
-    for draft in one.drafts:
-        verdict = "yes" if draft.accepted else "no" if draft.reached else "free"
-        node(draft.depth, rows[draft.node], names[draft.token], verdict if judged else "b0")
+    box(0, 0, names[one.root], "shared")
+    for node in one.drafts:
+        verdict = "yes" if node in one.path else "no" if one.reached(node) else "free"
+        kind = verdict if judged else "b0"
+        box(depths[node], rows[node], names[one.tokens[node]], kind)
     if judged:
-        path = [draft.node for draft in one.drafts if draft.accepted]
-        last = max(path, key=lambda one: depths[one], default=0)
-        row = max(rows.values()) + 1 if depths[last] < max(depths.values()) else rows[last]
+        last = one.path[-1]
+        deepest = max((depths[node] for node in one.drafts), default=0)
+        row = max(rows.values()) + 1 if depths[last] < deepest else rows[last]
         x, y = LEFT + (depths[last] + 1) * STEP, top + row * ROW + HIGH / 2
         start, above = LEFT + depths[last] * STEP + STEP - 26, top + rows[last] * ROW + HIGH / 2
         picture.path(
             f"M{start:g} {above:g}C{start + 20:g} {above:g} {x - 24:g} {y:g} {x:g} {y:g}", "line"
         )
-        node(depths[last] + 1, row, names[one.final], "bonus")
+        box(depths[last] + 1, row, names[one.final], "bonus")

@@ -3,6 +3,7 @@
 python -m tools.pictures.tui             draw the picture again, from tools/pictures/run
 python -m tools.pictures.tui --record    make that run anew first (needs torch, some seconds)"""
 
+import io
 import json
 import sys
 from collections.abc import Iterator
@@ -11,11 +12,13 @@ from statistics import median
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from rich.console import Console
+
 from specsot.engine.cli.run_command import run_command
 from specsot.engine.prepare.options import RunOptions
 from specsot.engine.record.replay import Replay
 from specsot.engine.record.run_folder import SavedRun
-from specsot.engine.view.tui import still
+from specsot.engine.view.tui import frame
 
 ROOT = Path(__file__).parents[2]
 RUN = Path(__file__).parent / "run"
@@ -23,6 +26,15 @@ PICTURE = ROOT / "docs" / "tui.svg"
 GRAPH, STEP, SIZE = "bim_eagle", 94, (100, 30)
 PARSE = "outline.parse_"  # the one op whose record a replay needs
 GRAIN = 10_000  # nanoseconds
+
+
+def still(replay: Replay, number: int, width: int, height: int) -> Console:
+    """A console with the picture after one frame, for export as text or SVG."""
+    settings: Any = {"color_system": "truecolor", "legacy_windows": False, "_environ": {}}
+    settings |= {"record": True, "force_terminal": True, "file": io.StringIO()}
+    console = Console(width=width, height=height, **settings)
+    console.print(frame(replay.scene, replay.snapshot(number), width, height), height=height)
+    return console
 
 
 def picture() -> str:

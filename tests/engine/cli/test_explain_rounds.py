@@ -10,7 +10,7 @@ from specsot.engine.errors import Code
 from specsot.engine.view.lines import blocks, piece
 from specsot.ops.draft.gamma import GammaRecord
 from specsot.ops.verify.verify import DraftFigures
-from specsot.states.round import ExplainedDraft, ExplainedRound, FinalToken, RoundSummary
+from specsot.states.round import FinalToken, RoundSummary, VerifiedTree
 
 WORDS = ["Paris", ",", "Rome", "and", "is"]
 UNTRIED = DraftFigures(None, -9.0, None, None, None, None, None)
@@ -28,21 +28,49 @@ def matched(score: float, coin: float | None, draw: int) -> DraftFigures:
     return DraftFigures(draw, score, coin, None, None, None, None)
 
 
-def shown(told: ExplainedRound, *gamma: GammaRecord) -> list[str]:
-    counts = ((told.branch,), (told.committed,), (told.accepted,))
-    summary = RoundSummary(*counts, len(told.drafts), 9, 0, 5, gamma=gamma, explained=(told,))
+def explained(
+    rule: str,
+    drafts: tuple[tuple[int, int, DraftFigures], ...],
+    path: tuple[int, ...],
+    came: FinalToken,
+    *,
+    branch: str = "1/1",
+    final: int = 3,
+    committed: int,
+    finish: str | None = None,
+) -> VerifiedTree:
+    """A tree below token 4 at position 10; drafts: parent, token and figures of each."""
+    return VerifiedTree(
+        branch,
+        10,
+        4,
+        (4, *(token for _, token, _ in drafts)),
+        (0, *(parent for parent, _, _ in drafts)),
+        (0, *path),
+        final,
+        committed,
+        rule=rule,
+        came=came,
+        finish=finish,
+        figures=tuple(figures for *_, figures in drafts),
+    )
+
+
+def shown(told: VerifiedTree, *gamma: GammaRecord) -> list[str]:
+    counts = ((told.branch,), (told.num_committed,), (len(told.path) - 1,))
+    summary = RoundSummary(*counts, len(told.drafts), 9, 0, 5, gamma=gamma, trees=(told,))
     (block,) = blocks(7, summary, decode)
     return block.splitlines()
 
 
 def test_a_chain_under_rejection() -> None:
     drafts = (
-        ExplainedDraft(1, 0, 1, 0, True, True, judged(-0.163, 0.9, 0.85, 0.5)),
-        ExplainedDraft(2, 1, 2, 1, True, True, judged(-0.491, 0.72, 0.72, 0.25)),
-        ExplainedDraft(3, 2, 3, 2, False, True, judged(-0.877, 0.4216, 0.68, 0.75)),
-        ExplainedDraft(4, 3, 4, 4, False, False, UNTRIED),
+        (0, 0, judged(-0.163, 0.9, 0.85, 0.5)),
+        (1, 1, judged(-0.491, 0.72, 0.72, 0.25)),
+        (2, 2, judged(-0.877, 0.4216, 0.68, 0.75)),
+        (3, 4, UNTRIED),
     )
-    told = ExplainedRound("1/1", "chain", 10, 4, drafts, 2, 3, FinalToken.RESIDUAL, 3, None)
+    told = explained("chain", drafts, (1, 2), FinalToken.RESIDUAL, committed=3)
     assert shown(told, GammaRecord(0.5, 0.25, 4.0, 4.0, 4, 4, 2)) == [
         "round 7  1/1  chain of 4, rejection (chain)",
         '  [10] "is"     root',
@@ -58,12 +86,12 @@ def test_a_chain_under_rejection() -> None:
 
 def test_a_tree_under_match() -> None:
     drafts = (
-        ExplainedDraft(1, 0, 1, 0, True, True, matched(-0.1, 1.25, 0)),
-        ExplainedDraft(2, 0, 1, 2, False, True, matched(-2.0, -0.5, 0)),
-        ExplainedDraft(3, 1, 2, 1, False, True, matched(-0.5, 0.75, 3)),
-        ExplainedDraft(4, 2, 2, 4, False, False, matched(-2.5, 0.75, 1)),
+        (0, 0, matched(-0.1, 1.25, 0)),
+        (0, 2, matched(-2.0, -0.5, 0)),
+        (1, 1, matched(-0.5, 0.75, 3)),
+        (2, 4, matched(-2.5, 0.75, 1)),
     )
-    told = ExplainedRound("2/outline", "match", 10, 4, drafts, 1, 3, FinalToken.TARGET, 2, None)
+    told = explained("match", drafts, (1,), FinalToken.TARGET, branch="2/outline", committed=2)
     assert shown(told) == [
         "round 7  2/outline  tree of 4, match",
         '  [10] "is"       root',
@@ -87,8 +115,8 @@ def test_a_tree_under_match() -> None:
     ],
 )
 def test_a_branch_that_ends(committed: int, finish: str | None, end: str, totals: str) -> None:
-    drafts = (ExplainedDraft(1, 0, 1, 0, True, True, matched(-0.1, None, 0)),)
-    told = ExplainedRound("1/1", "match", 10, 4, drafts, 1, 3, FinalToken.BONUS, committed, finish)
+    drafts = ((0, 0, matched(-0.1, None, 0)),)
+    told = explained("match", drafts, (1,), FinalToken.BONUS, committed=committed, finish=finish)
     *_, final, last = shown(told)
     assert final == f'  [12] "and"    final: {end}'
     assert last.startswith("  accepted 1 of 1 draft, committed ") and totals in last
@@ -96,7 +124,7 @@ def test_a_branch_that_ends(committed: int, finish: str | None, end: str, totals
 
 
 def test_nothing_drafted_and_a_policy_without_entropy() -> None:
-    told = ExplainedRound("1/1", "chain", 10, 4, (), 0, 9, FinalToken.TARGET, 1, None)
+    told = explained("chain", (), (), FinalToken.TARGET, final=9, committed=1)
     assert shown(told, GammaRecord(nan, nan, nan, 2.0, 2, 0, 0)) == [
         "round 7  1/1  no drafts",
         '  [10] "is"  root',
@@ -122,22 +150,30 @@ def rounds_of(shell: Any) -> list[Any]:
     return [r for r in shell.lines("trace.jsonl") if r["kind"] == "round"]
 
 
+def explained_trees(shell: Any) -> list[tuple[int, str, Any]]:
+    """(round, branch, tree) of every tree with its rule in a trace."""
+    return [
+        (record["round"], branch, tree)
+        for record in rounds_of(shell)
+        for branch, tree in zip(record["branches"], record.get("trees", ()), strict=False)
+        if "rule" in tree
+    ]
+
+
 def test_every_round_of_every_branch_is_printed_and_kept(shell: Any) -> None:
     assert shell.run() == Code.OK
     digest, answer = shell.digest, shell.out
-    assert "round 2" not in shell.err and not any("explained" in r for r in rounds_of(shell))
+    assert "round 2" not in shell.err and not explained_trees(shell)
     assert shell.run(explain_rounds=True) == Code.OK
     assert shell.digest == digest and shell.out == answer
     assert shell.read("metrics.json")["host_reads"]["per_round"] == 1.0
-    told = [(r["round"], e) for r in rounds_of(shell) for e in r.get("explained", ())]
+    told = explained_trees(shell)
     heads = [line for line in shell.err.splitlines() if line.startswith("round ")]
-    assert [h.split()[1:3] for h in heads] == [[str(n), e["branch"]] for n, e in told]
+    assert [h.split()[1:3] for h in heads] == [[str(n), name] for n, name, _ in told]
     assert len(told) == shell.read("metrics.json")["branch_rounds"]
-    for record in rounds_of(shell):
-        committed = [one["committed"] for one in record.get("explained", ())]
-        assert committed == record["committed"][: len(committed)]
+    assert all(len(tree["figures"]) == len(tree["tokens"]) for *_, tree in told)
     assert shell.run(explain_rounds=True, quiet=True) == Code.OK
-    assert not shell.err and any("explained" in r for r in rounds_of(shell))
+    assert not shell.err and explained_trees(shell)
     assert shell.run(explain_rounds=True, as_json=True) == Code.OK
     assert json.loads(shell.out)["digest"] == shell.digest and "round 2" in shell.err
 
@@ -155,15 +191,22 @@ def test_an_outline_under_a_grammar(accept: str, shell: Any) -> None:
     sets = ("sampling.temperature=0.9", f"sampling.accept={accept}")
     code = shell.run(explain_rounds=True, outline=None, sets=sets, max_new_tokens=8)
     assert code == Code.OK
-    told = [e for r in rounds_of(shell) for e in r.get("explained", ())]
-    outline = [e for e in told if e["branch"].endswith("outline")]
-    assert outline and all(e["rule"] == "grammar" for e in outline)
-    drafts = [draft for e in outline for draft in e["drafts"]]
-    for draft in drafts:
-        found = draft["figures"]
-        assert found["p"] is found["q"] is found["r"] is None and found["coin"] is not None
-        assert (found["draw"] is not None) == draft["reached"]
-        assert draft["accepted"] == (draft["reached"] and found["draw"] == draft["token"])
-    assert any(d["accepted"] for d in drafts) and any(not d["reached"] for d in drafts)
+    told = explained_trees(shell)
+    outline = [tree for _, name, tree in told if name.endswith("outline")]
+    assert outline and all(tree["rule"] == "grammar" for tree in outline)
+    marks = set()
+    for tree in outline:
+        path = [0, *tree["path"]]
+        parents = tree.get("parents", range(len(tree["tokens"])))
+        rows = zip(tree["tokens"], parents, tree["figures"], strict=True)
+        for node, (token, parent, found) in enumerate(rows, 1):
+            if token < 0:
+                continue
+            reached = parent in path
+            assert found["p"] is found["q"] is found["r"] is None and found["coin"] is not None
+            assert (found["draw"] is not None) == reached
+            assert (node in path) == (reached and found["draw"] == token)
+            marks.add((reached, node in path))
+    assert {(True, True), (False, False)} <= marks
     assert "under a grammar" in shell.err
-    assert all(e["rule"] != "grammar" for e in told if e not in outline)
+    assert all(tree["rule"] != "grammar" for *_, tree in told if tree not in outline)

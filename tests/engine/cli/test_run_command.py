@@ -19,6 +19,7 @@ from specsot.states.machine import Run
 
 Patch = pytest.MonkeyPatch
 FILES = {"manifest.json", "run.yaml", "trace.jsonl", "outputs.jsonl", "metrics.json", "summary.md"}
+FILES |= {"prompts.jsonl"}
 
 
 def test_the_answer_is_all_of_stdout(shell: Any) -> None:
@@ -69,15 +70,6 @@ def test_the_run_folder_tells_all_of_the_run(shell: Any) -> None:
     assert found["kv"]["target"]["peak_slots"] <= 4096
     assert found["seconds"]["to_last_token"] <= found["seconds"]["total"]
     assert found["states"]["verify"]["visits"] > 0
-
-
-def test_kv_trace_adds_a_line_per_operation(shell: Any) -> None:
-    assert shell.run(trace="kv") == Code.OK
-    records = [r for r in shell.lines("trace.jsonl") if r["kind"] == "kv"]
-    assert {"append_", "commit_"} <= {r["op"] for r in records}
-    assert {r["pool"] for r in records} == {"target", "drafter"}
-    digest = shell.digest
-    assert shell.run() == Code.OK and shell.digest == digest
 
 
 def test_json_is_one_document(shell: Any) -> None:
@@ -132,15 +124,11 @@ def test_a_repetition_names_what_changed_and_another_digest_is_code_5(shell: Any
     assert f"the digest is {digest}, the repeated run had {'f' * 64}" in shell.err
 
 
-@pytest.mark.parametrize("inline", [10, 10_000])
-def test_many_prompts_have_a_file_of_their_own(
-    inline: int, shell: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("specsot.engine.prepare.repeat.INLINE", inline)
+def test_prompts_have_a_file_of_their_own(shell: Any) -> None:
     lines = [json.dumps({"id": f"q{i}", "prompt": f"Question {i}?"}) for i in range(2)]
     Path("q.jsonl").write_text("\n".join(lines))
     assert shell.run(prompt=None, prompts=Path("q.jsonl"), max_new_tokens=2) == Code.OK
-    assert (shell.latest / "prompts.jsonl").is_file() == (inline == 10)
+    assert [line["id"] for line in shell.lines("prompts.jsonl")] == ["q0", "q1"]
     assert [line["id"] for line in shell.lines("outputs.jsonl")] == ["q0", "q1"]
     assert "[q0] Question 0?" in shell.out
     digest = shell.digest
@@ -182,7 +170,6 @@ def test_a_broken_run_file_is_told_with_a_place(shell: Any, old: str, new: str, 
         ({"graph": "eagle"}, Code.USAGE, "has no skeleton"),
         ({"drafter_model": None}, Code.USAGE, "give --drafter-model"),
         ({"expect_digest": "xyz"}, Code.USAGE, "--expect-digest"),
-        ({"trace": "all"}, Code.USAGE, "--trace all"),
         ({"step_delay": -1.0}, Code.USAGE, "--step-delay takes seconds, 0 to 3600"),
         ({"step_delay": float("nan")}, Code.USAGE, "--step-delay takes seconds, 0 to 3600"),
         ({"step_delay": 3601.0}, Code.USAGE, "--step-delay takes seconds, 0 to 3600"),

@@ -179,38 +179,31 @@ def kept(shell: Any) -> Any:
     return shell
 
 
-def test_lines_without_a_terminal_or_one_picture(kept: Any, cli: CommandLine) -> None:
-    assert cli("replay") == Code.OK
-    assert "? [1] How do bees make honey?" in cli.out and "◆" in cli.out
-    assert cli.err == ""
-    assert cli("replay", "latest", "--step", "9", "--size", "80x24") == Code.OK
+def test_the_last_picture_without_a_terminal(
+    kept: Any, cli: CommandLine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert cli("replay") == Code.OK and cli.err == ""
     lines = cli.out.splitlines()
-    assert len(lines) == 24 and max(map(len, lines)) <= 80
-    assert "drafts" in lines[2] and any("▶ grow_tree" in line for line in lines)
-    assert cli("replay", "--svg", "a.svg") == Code.OK
-    assert cli("replay", "--step", "-1", "--size", "100x30", "--svg", "b.svg") == Code.OK
-    pictures = [Path(name).read_text(encoding="utf-8") for name in ("a.svg", "b.svg")]
-    assert pictures[0] == pictures[1] and pictures[0].startswith("<svg") and "drafts" in pictures[0]
+    assert len(lines) == 24 and max(map(len, lines)) <= 80 and "\x1b" not in cli.out
+    assert "? How do bees make honey?" in cli.out and "drafts" in lines[2]
+    monkeypatch.setenv("COLUMNS", "120")
+    monkeypatch.setenv("LINES", "40")
+    assert cli("replay", "latest") == Code.OK
+    lines = cli.out.splitlines()
+    assert len(lines) == 39 and 100 < max(map(len, lines)) <= 120 and "◆" in cli.out
     for words, told in (
         (["nothing"], "no such run"),
         (["--speed", "0"], "--speed takes"),
         (["--speed", "nan"], "--speed takes"),
-        (["--step", "0"], "the run has transitions 1 to"),
-        (["--step", "9999"], "the run has transitions 1 to"),
-        (["--step", "1", "--size", "wide"], "--size wide"),
-        (["--step", "1", "--size", "9x9"], "--size 9x9"),
     ):
         assert cli("replay", *words) == Code.USAGE
         assert told in cli.err and cli.err.count("\n") == 1
-    # what an old run lacks is said
+    # what a run that was killed lacks is said
     path = kept.latest / "trace.jsonl"
     lines = [line for line in kept.lines("trace.jsonl") if line["kind"] != "texts"]
-    for line in lines:
-        line.pop("trees", None)
     path.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
-    assert cli("replay", "--step", "-1") == Code.OK
-    assert "no drafts so far" in cli.out
-    assert cli.err.count("note: ") == 2 and "drafts are not in this run folder" in cli.err
+    assert cli("replay") == Code.OK and cli.err.count("note: ") == 1
+    assert "the texts of single tokens are not in this run folder" in cli.err
 
 
 # -- --step-delay ---------------------------------------------------------------------------------

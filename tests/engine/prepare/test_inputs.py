@@ -213,15 +213,14 @@ def test_texts_that_yaml_likes_to_misread() -> None:
         assert survives(Prompt("1", text))
 
 
-def test_many_characters_of_documents_need_a_file_of_their_own(tmp_path: Path) -> None:
-    for size, is_long in ((7, False), (70_000, True)):
-        prompt = Prompt("a", "Why?", documents=(Document("x", "y" * size),))
-        prompts = (prompt, Prompt("b", "Who?"))
-        document = repeat.run_document(OPTIONS, PROGRAM.graph, prompts, None)
-        assert repeat.too_long(document) == is_long and "documents" not in document["prompts"][1]
-        file = tmp_path / "prompts.jsonl"
-        file.write_text("\n".join(map(json.dumps, document["prompts"])))
-        assert read_file(file).items == prompts
+def test_prompts_and_documents_in_a_file_of_their_own(tmp_path: Path) -> None:
+    prompt = Prompt("a", "Why?", documents=(Document("x", "y" * 70_000),))
+    prompts = (prompt, Prompt("b", "Who?"))
+    document = repeat.run_document(OPTIONS, PROGRAM.graph, prompts, None)
+    assert "documents" not in document["prompts"][1]
+    file = tmp_path / "prompts.jsonl"
+    file.write_text("\n".join(map(json.dumps, document["prompts"])))
+    assert read_file(file).items == prompts
 
 
 def test_the_graph_survives_and_keeps_its_positions() -> None:

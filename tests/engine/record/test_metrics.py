@@ -6,7 +6,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from specsot.engine.record.metrics import MIN_BRANCH_ROUNDS, Meter, drafter_warnings, figures
+from specsot.engine.record.metrics import (
+    MIN_BRANCH_ROUNDS,
+    Meter,
+    counted_figures,
+    drafter_warnings,
+    held_figures,
+)
 from specsot.ops.forward import HostReader
 from specsot.ops.kv.pool import KVCache
 from specsot.states.machine import Moved, OpRan
@@ -30,7 +36,9 @@ def meter() -> Meter:
 
 def test_figures_of_made_up_rounds(meter: Meter) -> None:
     assert meter.tau_step == pytest.approx((3 + 1 + 0 + 2 + 2) / 5)
-    assert meter.tau_request == pytest.approx(((3 + 0) / 2 + (1 + 2 + 2) / 3) / 2)
+    assert counted_figures(meter)["tau_request"] == pytest.approx(
+        ((3 + 0) / 2 + (1 + 2 + 2) / 3) / 2
+    )
     assert meter.acceptance_rate == pytest.approx((2 + 0 + 0 + 1 + 1) / 50)
     assert (meter.tokens, meter.forwards, meter.rounds) == (11, 4, 3)
     assert meter.per_forward == pytest.approx(11 / 4)
@@ -40,16 +48,16 @@ def test_figures_of_made_up_rounds(meter: Meter) -> None:
 
 
 def test_padding_is_a_share_of_all_query_rows(meter: Meter) -> None:
-    assert (meter.rows, meter.padding_waste) == (20, 0.0)
+    assert (meter.rows, counted_figures(meter)["padding_waste"]) == (20, 0.0)
     padded = replace(summary("a/1", (1,), (0,), 4), rows=12, padding=8)
     meter.forward_done(padded, 40_000)
-    assert meter.padding_waste == pytest.approx(8 / 32)
+    assert counted_figures(meter)["padding_waste"] == pytest.approx(8 / 32)
 
 
 def test_overhead_is_what_ops_do_not_explain() -> None:
     made = Meter()
-    values = (made.tau_step, made.tau_request, made.acceptance_rate, made.overhead_share)
-    assert (*values, made.padding_waste) == (0.0, 0.0, 0.0, 0.0, 0.0)
+    names = ("tau_step", "tau_request", "acceptance_rate", "overhead_share", "padding_waste")
+    assert [counted_figures(made)[name] for name in names] == [0.0] * 5
     made.moved(Moved("start", "verify", None, 1, 0))
     made.op_ran(OpRan("verify", "target.forward_", 60, {}))
     made.op_ran(OpRan("verify", "branch.commit_", 20, {}))
@@ -65,7 +73,8 @@ def test_document_has_the_documented_names(meter: Meter) -> None:
     pool.ledger.add("compact", 64)
     host.reads = 4
     branches = SimpleNamespace(blend=None, prefixes=None)
-    found = figures(meter, {"host": host, "kv": pool, "kv_draft": None, "branches": branches})
+    board = {"host": host, "kv": pool, "kv_draft": None, "branches": branches}
+    found = {**counted_figures(meter), **held_figures(meter, board)}
     for name in ("tau_step", "tau_request", "acceptance_rate", "tokens_per_target_forward"):
         assert isinstance(found[name], float)
     assert found["host_reads"] == {"total": 4, "full": 0, "per_round": 1.0}

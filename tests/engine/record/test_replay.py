@@ -19,8 +19,8 @@ from specsot.engine.record.recorder import trace_record
 from specsot.engine.record.replay import Replay, ReplayedBranch, trees_of
 from specsot.engine.record.run_folder import SavedRun
 from specsot.engine.record.run_view import BRANCH, FREE, PREFIX, Mark, Snapshot
-from specsot.engine.view.tui import still
 from specsot.states.round import RoundSummary, VerifiedTree
+from tools.pictures.tui import still
 
 Patch = pytest.MonkeyPatch
 
@@ -154,29 +154,23 @@ def test_a_round_tells_of_so_many_nodes_at_most(monkeypatch: Patch) -> None:
     assert [tree.branch for tree in trees_of(record)] == ["1/1"]
 
 
-def test_old_traces_are_replayed_as_far_as_they_go(shell: Any) -> None:
+def test_the_trace_of_a_killed_run_is_replayed_as_far_as_it_goes(shell: Any) -> None:
     assert shell.run(explain_rounds=True) == Code.OK
     path = shell.latest / "trace.jsonl"
     records = shell.lines("trace.jsonl")
     whole = Replay(SavedRun(shell.latest))
-    old = [{k: v for k, v in one.items() if k != "trees"} for one in records[:-1]]
     assert records[-1]["kind"] == "texts"
-    path.write_text("".join(f"{json.dumps(one)}\n" for one in old))
-    explained = Replay(SavedRun(shell.latest))
-    assert explained.missing == ["the texts of single tokens"]
-    last = len(whole) - 1
-    trees, again = whole.snapshot(last).trees, explained.snapshot(last).trees
-    assert [tree.accepted for tree in again] == [tree.accepted for tree in trees]
-    assert [node.mark for node in again[0].nodes] == [node.mark for node in trees[0].nodes]
-    assert again[0].nodes[0].text.startswith("<")
-    plain = [{k: v for k, v in one.items() if k != "explained"} for one in old]
-    path.write_text("".join(f"{json.dumps(one)}\n" for one in plain))
-    for name in ("outputs.jsonl", "metrics.json"):
-        (shell.latest / name).unlink()
+    path.write_text("".join(f"{json.dumps(one)}\n" for one in records[:-1]))
+    (shell.latest / "metrics.json").unlink()
     bare = Replay(SavedRun(shell.latest))
-    assert bare.missing == ["the texts of single tokens", "drafts", "outputs", "metrics"]
+    assert bare.missing == ["the texts of single tokens", "metrics"]
+    last = len(whole) - 1
     snap = bare.snapshot(last)
-    assert snap.trees == () and snap.meter.tokens == whole.snapshot(last).meter.tokens
+    trees = whole.snapshot(last).trees
+    assert [tree.accepted for tree in snap.trees] == [tree.accepted for tree in trees]
+    assert [node.mark for node in snap.trees[0].nodes] == [node.mark for node in trees[0].nodes]
+    assert snap.trees[0].nodes[0].text.startswith("<")
+    assert snap.meter.tokens == whole.snapshot(last).meter.tokens
     assert {one.stage for one in snap.branches} == {"done"}
 
 
@@ -203,7 +197,7 @@ def test_no_run_is_replayed(
 MOVE = {"kind": "move", "t": 1, "step": 1, "from": "start", "to": "a", "guard": None, "ns": 0}
 GRAPH = {
     "name": "g",
-    "layout": {"kind": "bim", "capacity": 8},
+    "layout": {"kind": "bim", "kv_slots": 8},
     "drafter": {"kind": "none"},
     "limits": {"max_new_tokens": 4},
     "states": {"a": {}},
@@ -215,6 +209,7 @@ GRAPH = {
 def kept(tmp_path: Path) -> Path:
     manifest = {"graph": {"resolved": GRAPH}, "models": {"target": {"name": "m"}}, "requests": 1}
     (tmp_path / "manifest.json").write_text(json.dumps(manifest))
+    (tmp_path / "outputs.jsonl").touch()
     (tmp_path / "trace.jsonl").write_text(json.dumps({**MOVE, "committed": 0}) + "\n")
     return tmp_path
 
@@ -222,4 +217,4 @@ def kept(tmp_path: Path) -> Path:
 def test_the_smallest_run(kept: Path) -> None:
     found = Replay(SavedRun(kept))
     assert len(found) == 1 and found.snapshot(0).state == "a"
-    assert found.missing == ["the texts of single tokens", "outputs", "metrics"]
+    assert found.missing == ["the texts of single tokens", "metrics"]

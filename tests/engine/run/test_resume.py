@@ -202,8 +202,8 @@ def test_a_run_goes_on_as_it_was_started(options: Any, many: Any, folder: Path) 
     [
         ("run.yaml", "draft_depth: 3", "draft_depth: 2", "another graph"),
         ("run.yaml", "seed: 0", "seed: 1", "another seed"),
-        ("run.yaml", "What is tea", "Was", "outputs.jsonl answers another question"),
-        ("outputs.jsonl", '"outline_token_ids"', '"ids"', "not a valid run folder: KeyError"),
+        ("prompts.jsonl", "What is tea", "Was", "outputs.jsonl answers another question"),
+        ("outputs.jsonl", '"outline_token_ids"', '"ids"', "outline_token_ids: Field required"),
     ],
 )
 def test_a_changed_folder(

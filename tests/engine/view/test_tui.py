@@ -40,7 +40,6 @@ from specsot.engine.record.run_view import (
 from specsot.engine.shell import usable
 from specsot.engine.view import panels
 from specsot.engine.view.drafts import DRAFT_MARKS, drafts_legend, drafts_text, tree_lines
-from specsot.engine.view.lines import replay_lines
 from specsot.engine.view.tui import FRAMES, Keys, LiveView, Player, play
 from specsot.ops.kv.pool import KVCache
 from specsot.ops.layer_plan import LayerStatus
@@ -447,17 +446,6 @@ def test_it_is_played_until_a_key_or_to_its_end(
     began = monotonic()
     play(player, console, Keys(io.StringIO()))
     assert player.frame == len(replay) - 1 and monotonic() - began < 5
-
-
-def test_plain_lines_tell_every_round(replay: Replay) -> None:
-    lines = list(replay_lines(replay))
-    assert lines[:2] == ["bim_eagle · bim · eagle3 · target", "? [1] How do bees make honey?"]
-    rounds = replay.snapshot(len(replay) - 1).meter
-    heads = [line for line in lines if line.lstrip().startswith("round ")]
-    assert sum(int(line.split("+")[1].split()[0]) for line in heads) == rounds.tokens
-    text = "\n".join(lines)
-    assert "verify → schedule" in text and "✓" in text and "✗" in text
-    assert max(map(len, lines)) <= 120
 
 
 def test_keys_of_a_terminal() -> None:
