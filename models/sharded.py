@@ -102,7 +102,7 @@ def sharded(target: Decoder, group: Any, rank: int, ranks: int) -> Decoder:
 
 
 class ShardedDecoder(Decoder):
-    """Implements `Target` on one rank; `kv_heads` are those of the rank and of its pool."""
+    """A `Decoder` on one rank; `kv_heads` are those of the rank and of its pool."""
 
     def __init__(self, replica: Decoder, ranks: Ranks) -> None:
         config = replica.config

@@ -39,9 +39,10 @@ def logits_of(
 ) -> Tensor:
     """float32 [R, V]: the logits of some rows (flat indices) of one forward."""
     plan = decode_plan(drafter.num_layers)
-    return drafter.forward(
+    logits_RV: Tensor = drafter.forward(
         tokens_BQ, positions_BQ, slots_BQ, attention, kv=kv, plan=plan, logit_rows_R=rows_R, taps=()
     ).logits_RV
+    return logits_RV
 
 
 def write_chain_(

@@ -13,7 +13,7 @@ from specsot.ops.draft.sizes import Curve, RoundCosts
 from specsot.ops.kv.pool import Ints
 from specsot.states.commit import _is_read_later, committed_rows
 from specsot.states.drafter import DraftContext, Drafter
-from specsot.states.graph.plugins import DRAFTERS, drafter_class
+from specsot.states.graph.plugins import drafter_class
 from specsot.states.request import Branch, Finish, Stage
 from specsot.states.round import CommittedRows, RoundResult
 from specsot.states.text.tokens import PromptTokens
@@ -26,7 +26,8 @@ def new_drafter(kind: str, **settings: Any) -> Any:
     model = SimpleNamespace(vocab_size=100)
     nothing: Any = None
     context = DraftContext(table=nothing, layout=nothing, samplers=nothing, model=model)
-    return drafter_class(kind)(DRAFTERS[kind].model_validate({"kind": kind, **settings}), context)
+    made = drafter_class(kind)
+    return made(made.Settings.model_validate({"kind": kind, **settings}), context)
 
 
 def features(*values: float) -> torch.Tensor:
@@ -151,7 +152,7 @@ def result(trees: int, side: list[list[int]] | None = None, nodes: int = 3) -> R
 def test_a_length_policy_learns_what_became_of_its_drafts() -> None:
     branches = [branch_of(), branch_of()]
     branches[1].owner = 9
-    state = new_drafter("vanilla", gamma=4, gamma_policy="heuristic", gamma_max=9)
+    state = new_drafter("adaptive", gamma=4, gamma_policy="heuristic", gamma_max=9)
     for one in branches:
         one.budget = 50
     assert state.plan_(branches) == (4, 4)
