@@ -2,11 +2,8 @@
 `PromptLookupCandidateGenerator`), and count tables with back-off and fillers (NASD; Ou et al.,
 NAACL 2024 industry, 2404.08698). A token costs the same for any length of the context."""
 
-from collections import defaultdict
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
-from enum import StrEnum
-from functools import partial
 from heapq import heappop, heappush
 from itertools import chain, count
 from math import log
@@ -176,40 +173,3 @@ def count_tree(
         if depth < levels:
             offer_(len(best) - 1, depth + 1, loss, gram)
     return HostTree(*zip(*best, strict=True))
-
-
-class Scope(StrEnum):
-    """How long counts live, and which branches add to them."""
-
-    BRANCH = "branch"  # its own counts over a read-only table of the request's prompt
-    REQUEST = "request"  # one table for all branches of a request
-    SESSION = "session"  # one table for everything
-
-
-class CountTables:
-    """The count tables under one scope, by request and branch; of the session under ()."""
-
-    def __init__(self, scope: Scope, order: int, width: int = 8) -> None:
-        self.scope = scope
-        self.tables: defaultdict[tuple[str | int, ...], CountTable] = defaultdict(
-            partial(CountTable, order, width=width)
-        )
-
-    def open_(self, request: str, prompt: Sequence[int]) -> None:
-        """Count the prompt of a request that begins."""
-        self.close_(request)
-        self._shared(request).learn_(prompt)
-
-    def tables_(self, request: str, branch: int) -> tuple[CountTable, ...]:
-        """The tables a branch drafts from; the last one is the one that it adds to."""
-        shared = self._shared(request)
-        is_shared = self.scope is not Scope.BRANCH
-        return (shared,) if is_shared else (shared, self.tables[request, branch])
-
-    def _shared(self, request: str) -> CountTable:
-        return self.tables[() if self.scope is Scope.SESSION else (request,)]
-
-    def close_(self, request: str) -> None:
-        """Forget what only this request had."""
-        for key in [key for key in self.tables if key[:1] == (request,)]:
-            del self.tables[key]

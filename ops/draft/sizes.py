@@ -200,8 +200,6 @@ class ChainChooser(Chooser):
             self.by_owner[owner] = DECAY * hits + accepted, DECAY * tries + tried
 
 
-ForwardRows = Callable[[int, int], Sequence[int]]
-"""(nodes, levels) -> rows of a branch in each forward of the drafter in a round."""
 SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
 NODE_PRIOR = 0.7  # acceptance of the best node before any was judged, weighted as NODE_TRIES
 NODE_TRIES = 2.0
@@ -212,9 +210,12 @@ TRIAL_ROUNDS = 16  # rounds between trials of a tree that is one size larger
 
 class TreeChooser(Chooser):
     """Nodes and levels of trees, the same for all branches, up to the given ones; no drafts where
-    that is faster. Nodes are ranked; acceptance is counted by rank and by depth."""
+    that is faster. Nodes are ranked; acceptance is counted by rank and by depth. rows_of: (nodes,
+    levels) -> rows of a branch in each forward of the drafter in a round."""
 
-    def __init__(self, costs: RoundCosts, nodes: int, levels: int, rows_of: ForwardRows) -> None:
+    def __init__(
+        self, costs: RoundCosts, nodes: int, levels: int, rows_of: Callable[..., Sequence[int]]
+    ) -> None:
         super().__init__(costs)
         self.sizes_C = np.array([*(size for size in SIZES if size < nodes), nodes])
         self.depths_D = np.arange(1, levels + 1)
@@ -297,6 +298,3 @@ def _acceptance(hits_X: Floats, tries_X: Floats, share: float) -> Floats:
         before = (hits + NODE_TRIES * share * before) / (tries + NODE_TRIES)
         rates.append(before)
     return np.asarray(rates)
-
-
-AnyChooser = ChainChooser | TreeChooser

@@ -90,11 +90,10 @@ def write_chain_(
         spent = spent.plus(work.spent).plus(DraftWork(padding=idle))
     scores_SN = torch.cat(scores, 1)
     side_outputs_SC = None
-    if entropies:
-        side_outputs_SC = packed(torch.cat(entropies, 1), scores_SN.exp())
-    elif start.looks:  # without drafts, the distribution of the first one is known
-        h_S1 = entropy(logits_SV)[:, None]
-        side_outputs_SC = packed(h_S1, torch.full_like(h_S1, torch.nan))
+    if start.looks:  # without drafts, the distribution of the first one is known
+        h_SN = torch.cat(entropies or [entropy(logits_SV)[:, None]], 1)
+        chance_SN = scores_SN.exp() if entropies else torch.full_like(h_SN, torch.nan)
+        side_outputs_SC = packed(h_SN, chance_SN)
     return replace(
         single_path(torch.cat(tokens, 1), scores_SN),
         valid_SN=torch.arange(most, device=device) < torch.tensor(lengths, device=device)[:, None],

@@ -52,7 +52,10 @@ def round_keys(
 
 def fold(key: Tensor, value: Tensor) -> Tensor:
     """The key of (key, value): int64, any shapes that broadcast."""
-    return _mix(key + value * _signed(STEP))
+    x = key + value * _signed(STEP)
+    for shift, factor in zip(SHIFTS, MULTIPLIERS, strict=False):
+        x = (x ^ _shifted(x, shift)) * _signed(factor)
+    return x ^ _shifted(x, SHIFTS[-1])
 
 
 def uniforms(key: Tensor) -> Tensor:
@@ -105,12 +108,6 @@ def perturbed(scores_RV: Tensor, key_R: Tensor) -> Tensor:
     """float64 [R, V]: score + Gumbel noise of every id, for the rare row that is read whole."""
     ids_V = torch.arange(scores_RV.shape[1], device=scores_RV.device)
     return scores_RV.double() + gumbel(key_R, ids_V.expand(scores_RV.shape[0], -1))
-
-
-def _mix(x: Tensor) -> Tensor:
-    for shift, factor in zip(SHIFTS, MULTIPLIERS, strict=False):
-        x = (x ^ _shifted(x, shift)) * _signed(factor)
-    return x ^ _shifted(x, SHIFTS[-1])
 
 
 def _shifted(x: Tensor, count: int) -> Tensor:

@@ -142,10 +142,10 @@ class VanillaDrafter(Drafter):
 
     def plan_(self, branches: Sequence[Branch]) -> tuple[int, ...]:
         """How many drafts each branch gets in this round."""
-        if self.choice is not None and branches:
+        if self.chooser is not None and branches:
             self.planned = [
                 GammaRecord(nan, nan, count, nan, gamma=count, gamma_eff=count)
-                for count in self.choice.lengths
+                for count in self.chooser.choice.lengths
             ]
         else:
             size = self.model.vocab_size

@@ -12,8 +12,6 @@ from hypothesis import strategies as st
 
 from specsot.ops.draft.ngram import (
     CountTable,
-    CountTables,
-    Scope,
     SuffixIndex,
     count_tree,
     longest_match,
@@ -218,24 +216,6 @@ def test_fillers_are_learnt_where_the_target_gave_them_a_chance() -> None:
     table.learn_([0, 1, 2], 1, ids.tolist())
     assert table.followers[(0,)].counts == {1: 2, 2: 1}, "the token itself, and as a filler"
     assert table.followers[(1,)].counts == {2: 2}
-
-
-@pytest.mark.parametrize("scope", Scope)
-def test_a_scope_says_who_learns_from_whom(scope: Scope) -> None:
-    shelf = CountTables(scope, 2)
-    shelf.open_("a", [1, 2])
-    shelf.open_("b", [1, 3])
-    shelf.tables_("a", 0)[-1].learn_([5, 6])
-
-    def knows(request: str, branch: int, context: int) -> bool:
-        return longest_match(shelf.tables_(request, branch), [context]) is not None
-
-    assert knows("a", 0, 5) and knows("a", 0, 1), "its own tokens and the prompt's"
-    assert knows("a", 1, 5) == (scope is not Scope.BRANCH)
-    assert knows("b", 0, 5) == (scope is Scope.SESSION)
-    shelf.close_("a")
-    shelf.open_("a", [1])
-    assert knows("a", 0, 5) == (scope is Scope.SESSION)
 
 
 # --- packing -------------------------------------------------------------------------------------

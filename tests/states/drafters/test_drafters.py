@@ -9,6 +9,7 @@ import pytest
 import torch
 from helpers.managers import request
 
+from specsot.ops.draft.ngram import longest_match
 from specsot.ops.draft.sizes import Curve, RoundCosts
 from specsot.ops.kv.pool import Ints
 from specsot.states.commit import _is_read_later, committed_rows
@@ -226,8 +227,29 @@ def test_counts_know_the_prompt_and_count_nothing_twice() -> None:
     state = new_drafter("ngram", draft_depth=2, longest=2, width=1, scope="branch")
     for _ in range(2):
         assert state.count_(branch, 2).tokens == (3, 4)
-    *_, own = state.tables.tables_(branch.request.key, OWNER)
+    *_, own = state.tables_(branch)
     assert [own.followers[(a,)].counts[b] for a, b in ((4, 5), (5, 1), (1, 2))] == [1] * 3
+
+
+@pytest.mark.parametrize("scope", ["branch", "request", "session"])
+def test_a_scope_says_who_learns_from_whom(scope: str) -> None:
+    state = new_drafter("ngram", scope=scope, longest=1)
+    branches = {key: [branch_of(), branch_of()] for key in "ab"}
+    for owner, (key, own) in enumerate(branches.items()):
+        for number, branch in enumerate(own):
+            branch.request.key, branch.owner = key, 10 * owner + number
+            branch.request.prefix_owner, branch.request.context = owner, [1, 2 + owner]
+    state.tables_(branches["b"][0])
+    state.tables_(branches["a"][0])[-1].learn_([5, 6])
+
+    def knows(key: str, number: int, context: int) -> bool:
+        return longest_match(state.tables_(branches[key][number]), [context]) is not None
+
+    assert knows("a", 0, 5) and knows("a", 0, 1), "its own tokens and the prompt's"
+    assert knows("a", 1, 5) == (scope != "branch")
+    assert knows("b", 0, 5) == (scope == "session")
+    state.close(branches["a"][0].request)
+    assert knows("a", 0, 5) == (scope == "session")
 
 
 def test_what_else_the_target_found_likely_is_counted_along_the_path() -> None:
