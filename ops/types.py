@@ -6,6 +6,7 @@ rows are packed (`PackedTrees`): the roots, then M drafted nodes (R = S + M) kno
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
+from operator import add
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -230,8 +231,7 @@ class DraftWork(NamedTuple):
     padding: int = 0
 
     def plus(self, other: "DraftWork") -> "DraftWork":
-        forwards, rows, padding = other
-        return DraftWork(self.forwards + forwards, self.rows + rows, self.padding + padding)
+        return DraftWork(*map(add, self, other))
 
 
 NO_WORK = DraftWork()

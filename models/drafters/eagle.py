@@ -85,14 +85,6 @@ class EagleHead(PoolModel):
         """The layer's output -> the next features."""
         return out_NH
 
-    def fuse(self, taps_RF: Tensor) -> Tensor:
-        """Target features [R, F] -> the hidden states [R, H] that the drafter takes."""
-        raise NotImplementedError
-
-    def logits(self, hidden_RH: Tensor) -> Tensor:
-        """[R, H] of `forward` -> float32 [R, draft vocabulary]."""
-        raise NotImplementedError
-
     def to_target(self, draft_ids: Tensor) -> Tensor:
         """Draft-vocabulary ids -> target ids, same shape."""
         return draft_ids
@@ -118,6 +110,7 @@ class Eagle(EagleHead):
         self.lm_head = Linear(hidden, config.vocab_size, bias=False)
 
     def fuse(self, taps_RF: Tensor) -> Tensor:
+        """Target features [R, F] -> the hidden states [R, H] that the drafter takes."""
         return taps_RF.to(self.dtype)
 
     def mix(self, embedding_NH: Tensor, hidden_NH: Tensor) -> tuple[Tensor, Tensor]:
@@ -125,6 +118,7 @@ class Eagle(EagleHead):
         return x_NH, x_NH
 
     def logits(self, hidden_RH: Tensor) -> Tensor:
+        """[R, H] of `forward` -> float32 [R, draft vocabulary]."""
         return wide_logits(hidden_RH, self.lm_head)
 
 

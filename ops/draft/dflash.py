@@ -67,7 +67,7 @@ def _block(
     position_SQ = frontier.position_S[:, None] + torch.arange(size, device=device)
     seen_SQQ = torch.ones(trees, size, size, dtype=torch.bool, device=device)
     hidden_BQH = drafter.forward(frame.spread(tokens_SQ), *work.fresh(seen_SQQ, position_SQ), kv)
-    work.close_()
+    kv.release_(work.slots)
     hidden_SDH = frame.collect(hidden_BQH)[:, 1:]
     return drafter.logits(hidden_SDH.flatten(0, 1)).view(trees, size - 1, -1), work.spent
 

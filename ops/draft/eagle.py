@@ -17,7 +17,8 @@ from ..types import Candidates, DraftRows, DraftWork, Proposal, rerank
 
 class Workspace:
     """Temporary slots of each branch after its committed rows, and the attention of rows in them.
-    slots_SM: int64, of each branch's M fresh rows. spent: the forwards that `fresh` prepared."""
+    slots_SM: int64, of each branch's M fresh rows; `slots`, which are to be released, on the host.
+    spent: the forwards that `fresh` prepared."""
 
     def __init__(self, kv: KVCache, draft_rows: DraftRows, each: int) -> None:
         self.kv = kv
@@ -63,9 +64,6 @@ class Workspace:
         total = self.frame.places * width
         groups = [g.widened(seen_SKM, position_SM, first_S, total) for g in self.plan.groups]
         return spread(position_SM[:, rows]), slots_BQ, replace(self.plan, groups=tuple(groups))
-
-    def close_(self) -> None:
-        self.kv.release_(self.slots)
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +155,6 @@ def grow_tree_(
         depths_SC = torch.full_like(parents_SC, level + 1)
         created.append(Candidates(tokens_SC, parents_SC, depths_SC, scores_SC))
         count += scores_SC.shape[1]
-    work.close_()
+    kv_draft.release_(work.slots)
     proposal = rerank(Candidates.joined(created), nodes, ranked).proposal(levels)
     return replace(proposal, work=frontier.draft_rows.work.plus(work.spent))

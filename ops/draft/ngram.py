@@ -99,14 +99,14 @@ class Followers:
             at -= 1
 
 
+@dataclass(slots=True)
 class CountTable:
     """What followed contexts of `min_context` to `order` - 1 tokens; `width` tokens are ranked."""
 
-    def __init__(self, order: int, min_context: int = 1, width: int = 8) -> None:
-        self.order = order
-        self.min_context = min_context
-        self.width = width
-        self.followers: dict[Gram, Followers] = {}
+    order: int
+    min_context: int = 1
+    width: int = 8
+    followers: dict[Gram, Followers] = field(default_factory=dict)
 
     def update_(self, ids: Sequence[int], end: int, tokens: Sequence[int]) -> None:
         """Count each of these tokens once as what followed ids[:end]."""

@@ -84,7 +84,7 @@ def write_chain_(
             inputs = work.fresh(seen_S1M, position_SM)
             logits_SV = logits_of(drafter, tokens_BQ, *inputs, kv=kv, rows_R=frame.index_S)
     if work is not None:
-        work.close_()
+        kv.release_(work.slots)
         # rows of finished chains in the forwards of longer ones are padding
         idle = sum(most - max(length, 1) for length in lengths)
         spent = spent.plus(work.spent).plus(DraftWork(padding=idle))

@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass, field
 from enum import StrEnum
-from math import inf
 from typing import Literal
 
 TIES = 64  # additional ids that may tie with the last of the top k
@@ -88,7 +87,3 @@ class SamplingRules:
     @property
     def penalises(self) -> bool:
         return self.repetition_penalty != 1 or bool(self.presence_penalty or self.frequency_penalty)
-
-    @property
-    def biases(self) -> tuple[tuple[int, float], ...]:
-        return (*self.logit_bias, *((token, -inf) for token in self.banned))
