@@ -121,5 +121,5 @@ def tree(log_probs_SDV: Tensor, nodes: int) -> Proposal:
         scores_SW = longer.scores_SC
     # No child scores above its parent and the sort is stable, so a parent comes before its children
     # and is never cut off without them.
-    chosen = rerank(Candidates.joined(created), nodes, ranked=True)
+    chosen = rerank(created, nodes, ranked=True)
     return chosen.proposal(min(levels, chosen.tokens_SC.shape[1]))

@@ -156,5 +156,5 @@ def grow_tree_(
         created.append(Candidates(tokens_SC, parents_SC, depths_SC, scores_SC))
         count += scores_SC.shape[1]
     kv_draft.release_(work.slots)
-    proposal = rerank(Candidates.joined(created), nodes, ranked).proposal(levels)
+    proposal = rerank(created, nodes, ranked).proposal(levels)
     return replace(proposal, work=frontier.draft_rows.work.plus(work.spent))

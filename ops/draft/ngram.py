@@ -1,6 +1,6 @@
 """Drafting from n-grams, without a model: prompt lookup (Saxena, 2023; with one match transformers'
 `PromptLookupCandidateGenerator`), and count tables with back-off and fillers (NASD; Ou et al.,
-NAACL 2024 industry, 2404.08698). A token costs the same for any length of the context."""
+NAACL 2024 industry, 2404.08698). A token costs the same for any length of the context. No torch."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
@@ -8,35 +8,43 @@ from heapq import heappop, heappush
 from itertools import chain, count
 from math import log
 
-from .proposals import HostTree
+Gram = tuple[int, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class HostTree:
+    """A branch's drafted tokens, parents before children; fields as in `Proposal`."""
+
+    tokens: tuple[int, ...] = ()
+    parents: tuple[int, ...] = ()
+    depths: tuple[int, ...] = ()
+    scores: tuple[float, ...] = ()
+
+
+@dataclass(slots=True)
 class SuffixIndex:
     """A branch's token ids, and for every n-gram up to `longest` tokens what places follow it."""
 
-    def __init__(self, longest: int) -> None:
-        self.longest = longest
-        self.ids: list[int] = []
-        self.places: dict[tuple[int, ...], list[int]] = {}
-
-    def __len__(self) -> int:
-        return len(self.ids)
+    longest: int
+    ids: list[int] = field(default_factory=list)
+    places: dict[Gram, list[int]] = field(default_factory=dict)
 
     def append_(self, tokens: Sequence[int]) -> None:
         for token in tokens:
             self.ids.append(token)
-            for size in range(1, min(self.longest, len(self)) + 1):
-                self.places.setdefault(tuple(self.ids[-size:]), []).append(len(self))
+            for size in range(1, min(self.longest, len(self.ids)) + 1):
+                self.places.setdefault(tuple(self.ids[-size:]), []).append(len(self.ids))
 
     def matches(self, most: int) -> list[int]:
         """Up to `most` places after earlier occurrences of the last tokens, long matches first."""
-        sizes = range(min(self.longest, len(self) - 1), 0, -1)
+        length = len(self.ids)
+        sizes = range(min(self.longest, length - 1), 0, -1)
         ends = chain.from_iterable(self.places[tuple(self.ids[-size:])] for size in sizes)
         different: dict[int, None] = {}
         for place in ends:
             if len(different) == most:
                 break
-            if place < len(self):
+            if place < length:
                 different.setdefault(place)
         return list(different)
 
@@ -70,9 +78,6 @@ def lookup_tree(
         tuple(depths[node] for node in best),
         tuple(log(counts[node] / len(places)) for node in best),
     )
-
-
-Gram = tuple[int, ...]
 
 
 @dataclass(slots=True)

@@ -185,8 +185,7 @@ def warped(scores_RV: Tensor, rows: SamplingColumns) -> Tensor:
     """Temperature and filters; greedy rows stay as they are."""
     kind = scores_RV.dtype
     judged_RV = scores_RV / rows.scale_S.to(kind)[:, None]
-    keep_RV = rows.greedy_S[:, None].expand(scores_RV.shape)
-    keep_RV = keep_RV | _kept_by_rank(judged_RV, rows)
+    keep_RV = rows.greedy_S[:, None] | _kept_by_rank(judged_RV, rows)
     if rows.any_min_p:
         low_R1 = judged_RV.amax(-1, keepdim=True) + rows.min_p_S.log().to(kind)[:, None]
         keep_RV = keep_RV & ((judged_RV >= low_R1) | rows.greedy_S[:, None])

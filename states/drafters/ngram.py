@@ -9,14 +9,13 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
+from ...ops.draft.ngram import CountTable, HostTree, SuffixIndex, count_tree, lookup_tree
 from ..drafter import DraftContext, Drafter
 from ..graph.drafter_settings import Nodes, TreeSettings
 from ..yaml.spec import Int
 
 if TYPE_CHECKING:
     from ...ops.draft.gamma import GammaRecord
-    from ...ops.draft.ngram import CountTable, SuffixIndex
-    from ...ops.draft.proposals import HostTree
     from ...ops.types import Proposal
     from ..request import Branch, Request
     from ..round import RoundResult
@@ -52,8 +51,6 @@ class NgramDrafter(Drafter):
 
     def __init__(self, settings: NgramSettings, context: DraftContext) -> None:
         super().__init__(settings, context)
-        from ...ops.draft.ngram import CountTable
-
         self.indices: dict[int, SuffixIndex] = {}
         table = partial(CountTable, settings.longest + 1, width=settings.width)
         self.tables: defaultdict[tuple[str | int, ...], CountTable] = defaultdict(table)
@@ -72,10 +69,8 @@ class NgramDrafter(Drafter):
 
     def lookup_(self, branch: Branch, nodes: int) -> HostTree:
         """Prompt lookup: what followed the last tokens of the branch before."""
-        from ...ops.draft.ngram import SuffixIndex, lookup_tree
-
         index = self.indices.setdefault(branch.owner, SuffixIndex(self.settings.longest))
-        index.append_(branch.context(len(index)))
+        index.append_(branch.context(len(index.ids)))
         return lookup_tree(
             index,
             nodes=nodes,
@@ -86,8 +81,6 @@ class NgramDrafter(Drafter):
 
     def count_(self, branch: Branch, nodes: int) -> HostTree:
         """NASD: what mostly followed, by the counts of the settings' scope."""
-        from ...ops.draft.ngram import count_tree
-
         tables = self.tables_(branch)
         start = self._counted.get(branch.owner, len(branch.request.context))
         fillers = self._fillers.pop(branch.owner, [])

@@ -12,12 +12,13 @@ from hypothesis import strategies as st
 
 from specsot.ops.draft.ngram import (
     CountTable,
+    HostTree,
     SuffixIndex,
     count_tree,
     longest_match,
     lookup_tree,
 )
-from specsot.ops.draft.proposals import HostTree, pack
+from specsot.ops.draft.proposals import pack
 from specsot.ops.sampling.processors import filler_ids
 from specsot.ops.types import ancestors
 
@@ -26,7 +27,7 @@ STOPS = st.sets(st.just(0))
 
 
 def chain_of(tree: HostTree) -> list[int]:
-    count = len(tree)
+    count = len(tree.tokens)
     assert tree.parents == tuple(range(-1, count - 1))
     assert tree.depths == tuple(range(1, count + 1))
     return list(tree.tokens)
@@ -47,7 +48,7 @@ def test_one_match_drafts_what_transformers_drafts(case: Any) -> None:
     index = SuffixIndex(case["max_ngram"])
     index.append_(case["ids"])
     # transformers drafts nothing when only one more token fits
-    room = 0 if case["max_length"] == len(index) + 1 else case["num_output_tokens"]
+    room = 0 if case["max_length"] == len(index.ids) + 1 else case["num_output_tokens"]
     tree = lookup_tree(index, nodes=room, levels=room, stop_ids=case["eos"])
     assert chain_of(tree) == case["draft"]
 
@@ -68,7 +69,7 @@ def test_an_index_that_grew_finds_what_a_rescan_finds(
     index = SuffixIndex(longest)
     for ids, tokens in ((prompt, prompt), (prompt + own, own)):
         index.append_(tokens)
-        assert (len(index), index.ids) == (len(ids), ids)
+        assert index.ids == ids
         assert index.matches(most) == naive_matches(ids, longest, most)
 
 

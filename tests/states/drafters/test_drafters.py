@@ -219,7 +219,7 @@ def test_lookup_drafts_what_followed_in_the_branchs_own_text() -> None:
     branch.tokens += [3, 9, 1, 2, 3]
     state.settings = state.settings.model_copy(update={"draft_depth": 1, "width": 2})
     assert state.lookup_(branch, 2).tokens == (4, 9)
-    assert len(state.indices[OWNER]) == branch.size, "only what is new is read"
+    assert len(state.indices[OWNER].ids) == branch.size, "only what is new is read"
 
 
 def test_counts_know_the_prompt_and_count_nothing_twice() -> None:
