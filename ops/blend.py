@@ -158,8 +158,7 @@ def deviation(new: Pair, old: Pair, metric: Metric) -> Tensor:
     distance_R = new[0].new_zeros(len(new[0]), dtype=wide)
     for name, new_Rgd, old_Rgd in zip("kv", new, old, strict=True):
         if name in metric:
-            gap_Rgd = new_Rgd.to(wide) - old_Rgd.to(wide)
-            distance_R += gap_Rgd.square().sum((1, 2))
+            distance_R += (new_Rgd.to(wide) - old_Rgd.to(wide)).square().sum((1, 2))
     return distance_R
 
 

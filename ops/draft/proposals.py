@@ -16,7 +16,7 @@ from ..sampling.coins import CoinRole, round_keys, token_keys
 from ..sampling.processors import Sampler, choose, probabilities, process
 from ..sampling.settings import Accept, Draws
 from ..types import Candidates, DraftRows, DraftWork, Proposal
-from .ngram import HostTree
+from .ngram import HostTree as HostTree
 
 
 @dataclass(frozen=True, slots=True)

@@ -468,8 +468,7 @@ class KVCache(SlotTable):
     @property
     def slot_bytes(self) -> int:
         """Bytes of one slot over all layers, K and V."""
-        layers, two, heads, _, dim = self.data.shape
-        return layers * two * heads * dim * self.data.element_size()
+        return self.data[:, :, :, 0].nbytes
 
     def wipe_(self, owners: Iterable[int]) -> None:
         """Zero these owners' rows: NaNs would reach forwards that read them, masked or not."""

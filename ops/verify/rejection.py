@@ -184,8 +184,8 @@ def round_coins(key_S: Tensor, position_S: Tensor, proposal: Proposal) -> tuple[
     key_S1 = key_S[:, None]
     root_S1 = position_S[:, None]
     r_SN = uniforms(round_keys(key_S1, root_S1, *nodes, CoinRole.ACCEPT))
-    final_ST = round_keys(key_S1, root_S1, depths_ST, ranks_ST, role=CoinRole.FINAL)
-    return r_SN, uniforms(final_ST)
+    u_ST = uniforms(round_keys(key_S1, root_S1, depths_ST, ranks_ST, role=CoinRole.FINAL))
+    return r_SN, u_ST
 
 
 def sibling_ranks(parents_SN: Tensor) -> Tensor:
