@@ -306,7 +306,8 @@ def held_figures(meter: Meter, board: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _pool_figures(pool: Any) -> dict[str, Any]:
-    blocks = {"size": pool.blocks.size, "count": len(pool.blocks), "peak": pool.blocks.high_water}
+    table = pool.blocks
+    blocks = {"size": table.size, "count": len(table.references), "peak": table.high_water}
     return {
         "capacity_slots": pool.slots,
         "rows": pool.rows,

@@ -86,9 +86,8 @@ def first_level(
     hidden_RH = drafter.fuse(draft_rows.features_NF)
     height, queries = rows.tokens_BQ.shape
     if len(hidden_RH) != height * queries:  # padding holds zeros
-        hidden_NH = hidden_RH
-        hidden_RH = hidden_NH.new_zeros(height * queries, hidden_NH.shape[-1])
-        hidden_RH.index_copy_(0, draft_rows.index_N, hidden_NH)
+        zeros_RH = hidden_RH.new_zeros(height * queries, hidden_RH.shape[-1])
+        hidden_RH = zeros_RH.index_copy_(0, draft_rows.index_N, hidden_RH)
     hidden_BQH = hidden_RH.view(height, queries, -1)
     plan = plan_attention(rows, kv_draft, attention=draft_rows.attention)
     out_BQH = drafter.forward(
