@@ -10,14 +10,12 @@ import torch
 from ..models.codes import FULL
 from ..models.decoder import Decoder
 from ..models.drafters.dflash import DFlashDraftModel
-from ..models.drafters.eagle import Eagle3
 from ..models.files import ModelError
 from ..models.layers import PoolModel, settle_
 from ..models.linear import can_pack, compile_, has_products, pack_
 from ..models.load.tokenizer import load_tokenizer, stop_ids
 from ..models.load.weights import load_target
 from ..models.packed import can_compile
-from ..ops.forward import Target
 from ..ops.kv.pool import KVCache
 from ..states.graph.drafter_settings import DrafterSettings
 from ..states.graph.graph import Program
@@ -155,7 +153,7 @@ def run_pools(
 
 
 def new_pool(
-    model: Target | Eagle3, capacity: int, rows: int, models: Models, block_size: int = 1
+    model: PoolModel, capacity: int, rows: int, models: Models, block_size: int = 1
 ) -> KVCache:
     """The KV pool of one model: `rows` rows of `capacity` slots, in blocks of `block_size` slots;
     raises MemoryError with both numbers if it takes more memory than is free."""

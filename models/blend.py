@@ -37,7 +37,7 @@ class LiveRows:
 
 @dataclass(eq=False)
 class Blender(LayerHook):
-    """One blended forward; its arguments are those of `Target.forward`, for whose rows the chunk
+    """One blended forward; its arguments are those of `Decoder.forward`, for whose rows the chunk
     store has cached ones; live_L and picked are those of `BlendReport` for the layers so far."""
 
     model: PoolModel

@@ -67,7 +67,8 @@ class Share(NamedTuple):
 
 
 class Decoder(PoolModel):
-    """Implements `Target`. Build it with `load.weights.load_target`; it is never trained here.
+    """The target, or a drafter of chains. Build it with `load.weights.load_target`; it is never
+    trained here.
 
     share: which of the parameters are here; embedding and norms always are. whole: whether all of
     them are. max_positions: rows one sequence may have. known_tokens: ids from here on are rows of
@@ -132,7 +133,14 @@ class Decoder(PoolModel):
         taps: tuple[int, ...],
         blend: Blend | None = None,
     ) -> TargetOutput:
-        """See `Target.forward`. ValueError for a plan or taps that this model cannot follow."""
+        """One forward; writes K and V of its rows into `kv` at `slots_BQ`, nothing else: each layer
+        before it attends to the pool, so that rows of one forward see each other through it.
+
+        logit_rows_R: flat row indices that need logits. taps: Hugging Face `hidden_states`
+            indices, joined in increasing order into taps_QF [B * Q, len(taps) * H]; empty for None.
+        blend: cached rows; where a layer does not compute them they keep their cached K, turned to
+            their position, V and taps, and get NaN logits.
+        Raises ValueError: a plan or taps that this model cannot follow."""
         self._check(plan, taps, blend)
         tokens_N = tokens_BQ.reshape(-1)
         rows = tokens_N.shape[0]
@@ -230,7 +238,7 @@ class Decoder(PoolModel):
         """K before RoPE, V and features of one chunk on its own, for a chunk store of CacheBlend.
 
         bos: the token in front, an attention sink whose row is not kept; None for models without
-            one, and for a prompt's prefix, whose ids begin with it. taps: see `Target.forward`.
+            one, and for a prompt's prefix, whose ids begin with it. taps: see `forward`.
         Raises ValueError for an empty chunk, ModelError for one longer than sequences may be."""
         if not token_ids:
             raise ValueError("a chunk needs at least one token, not 0")

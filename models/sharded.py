@@ -86,7 +86,7 @@ class Ranks:
 
 
 class ShardedDecoder(Decoder):
-    """Implements `Target` on one rank; `kv_heads` are those of the rank and of its pool. replica: a
+    """A `Decoder` on one rank; `kv_heads` are those of the rank and of its pool. replica: a
     whole one, or a share that holds what this rank needs.
 
     Raises ModelError: the weights are packed or in codes, or this rank's share is not among them.

@@ -83,23 +83,24 @@ def select(
     parent_SC = best.indices // vocab
     token_SC = best.indices % vocab
     stops_SC = (token_SC[:, :, None] == searches.stops_SE[:, None]).any(-1)
-    stops_SC = stops_SC | (searches.length_S1 >= searches.budget_S1)
+    length_S1 = searches.length_S1
+    stops_SC = stops_SC | (length_S1 >= searches.budget_S1)
     running_SC = best.values + stops_SC.float() * NONE
     on_SW = running_SC.topk(width).indices
     # only the first W candidates can finish; the others are possible continuations
     ended_SC = stops_SC & (torch.arange(stops_SC.shape[1], device=stops_SC.device) < width)
-    scores_SC = best.values / _power(searches.length_S1, length_penalty)
+    scores_SC = best.values / length_S1.double().pow(length_penalty).float()
     scores_SC = torch.cat([beams.kept_SW, scores_SC.masked_fill(~ended_SC, -inf)], dim=1)
     finished = scores_SC.topk(width)
     origin_SW = finished.indices
     ended_SW = torch.cat([beams.ended_SW, ended_SC], dim=1).gather(1, origin_SW)
     after = Beams(running_SC.gather(1, on_SW), finished.values, ended_SW)
-    longest_S1 = searches.length_S1
     if early_stopping == "never" and length_penalty > 0.0:
-        longest_S1 = searches.budget_S1  # with more tokens a live beam may still get better
+        length_S1 = searches.budget_S1  # with more tokens a live beam may still get better
     enough_S = after.ended_SW.all(1)
     if early_stopping is not True and width > 1:  # one beam is greedy decoding
-        reachable_S = after.running_SW[:, 0] / _power(longest_S1, length_penalty)[:, 0]
+        divisor_S = length_S1[:, 0].double().pow(length_penalty).float()
+        reachable_S = after.running_SW[:, 0] / divisor_S
         enough_S = enough_S & (reachable_S <= after.kept_SW[:, -1])
     return Chosen(
         parent_SW=parent_SC.gather(1, on_SW),
@@ -110,7 +111,3 @@ def select(
         beams=after,
         over_S=enough_S | stops_SC.all(1),
     )
-
-
-def _power(length_S1: Tensor, length_penalty: float) -> Tensor:
-    return length_S1.double().pow(length_penalty).float()

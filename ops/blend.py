@@ -93,11 +93,8 @@ class Blend:
         """Cached rows `cached`, in the order of their flat indices in `rows`. Of a budget of n rows
         a check layer picks int(ratio * n), computed in float64."""
         index_R = np.flatnonzero(np.isin(rows.role_BQ, (RowRole.PROTECTED, RowRole.REUSED)))
-        keys = {
-            "per_prompt": (rows.prompt_BQ,),
-            "per_branch": (rows.prompt_BQ, rows.branch_BQ),
-            "per_chunk": (rows.prompt_BQ, rows.branch_BQ, rows.chunk_BQ),
-        }[settings.budget]
+        depth = ("per_prompt", "per_branch", "per_chunk").index(settings.budget)
+        keys = (rows.prompt_BQ, rows.branch_BQ, rows.chunk_BQ)[: depth + 1]
         is_reused_BQ = rows.role_BQ == RowRole.REUSED
         budget_BQ = np.full(rows.role_BQ.shape, -1, np.int32)
         key_XR = np.stack([key[is_reused_BQ] for key in keys])
@@ -161,8 +158,7 @@ def deviation(new: Pair, old: Pair, metric: Metric) -> Tensor:
     distance_R = new[0].new_zeros(len(new[0]), dtype=wide)
     for name, new_Rgd, old_Rgd in zip("kv", new, old, strict=True):
         if name in metric:
-            gap_Rgd = new_Rgd.to(wide) - old_Rgd.to(wide)
-            distance_R += gap_Rgd.square().sum((1, 2))
+            distance_R += (new_Rgd.to(wide) - old_Rgd.to(wide)).square().sum((1, 2))
     return distance_R
 
 

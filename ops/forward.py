@@ -1,8 +1,8 @@
-"""The target's forward as ops, the interfaces of models, and the counted read of its results."""
+"""The target's forward as ops, and the counted read of its results."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -11,11 +11,16 @@ from torch import Tensor
 
 from .attention.backends import AttentionPlan, backend
 from .attention.metadata import AttentionMetadata, TreeMask
-from .blend import Blend, BlendReport
+from .blend import BlendReport
 from .kv.pool import KVCache
 from .layer_plan import LayerPlan, LayerStatus, compile_layer_plan
 from .registry import op
 from .types import Rows
+
+# Models, which ops call and do not import; the classes in `models` document their methods.
+Target = Any  # `decoder.Decoder`: the model whose output counts, and a drafter of chains
+HiddenDrafter = Any  # `drafters.eagle.EagleHead`: it continues on its own hidden states
+BlockDrafter = Any  # `drafters.dflash.DFlashDraftModel`: it fills a block in one forward
 
 
 @dataclass(slots=True)
@@ -58,96 +63,6 @@ class TargetOutput(NamedTuple):
     blend: BlendReport | None = None
 
 
-class Pooled(Protocol):
-    """A model with a KV pool of its own."""
-
-    num_layers: int
-    kv_heads: int
-    head_dim: int
-
-
-class Target(Pooled, Protocol):
-    """The model whose output counts."""
-
-    hidden_size: int
-    vocab_size: int
-    max_positions: int
-
-    def forward(
-        self,
-        tokens_BQ: Tensor,
-        positions_BQ: Tensor,
-        slots_BQ: Tensor,
-        attention: AttentionPlan,
-        kv: KVCache,
-        plan: LayerPlan,
-        logit_rows_R: Tensor,
-        taps: tuple[int, ...],
-        blend: Blend | None = None,
-    ) -> TargetOutput:
-        """One forward; writes K and V of its rows into `kv` at `slots_BQ`, nothing else: each layer
-        before it attends to the pool, so that rows of one forward see each other through it.
-
-        logit_rows_R: flat row indices that need logits. taps: Hugging Face `hidden_states`
-            indices, joined in increasing order into taps_QF [B * Q, len(taps) * H]; empty for None.
-        blend: cached rows; where a layer does not compute them they keep their cached K, turned to
-            their position, V and taps, and get NaN logits."""
-
-
-class FeatureDrafter(Pooled, Protocol):
-    """A drafter that reads the target's hidden states `tap_ids`, joined."""
-
-    tap_ids: tuple[int, ...]
-
-    def fuse(self, taps_RF: Tensor) -> Tensor:
-        """Target features [R, F] -> the hidden states [R, H] that the drafter takes."""
-
-    def logits(self, hidden_RH: Tensor) -> Tensor:
-        """[R, H] of `forward` -> float32 [R, draft vocabulary]."""
-
-
-class HiddenDrafter(FeatureDrafter, Protocol):
-    """A drafter that continues on its own hidden states: the EAGLE family."""
-
-    def forward(
-        self,
-        tokens_BQ: Tensor,
-        hidden_BQH: Tensor,
-        positions_BQ: Tensor,
-        slots_BQ: Tensor,
-        attention: AttentionPlan,
-        kv: KVCache,
-    ) -> Tensor:
-        """Row j: token j+1 with the feature of token j, at position j -> hidden_BQH for j+1."""
-
-    def to_target(self, draft_ids: Tensor) -> Tensor:
-        """Draft-vocabulary ids -> target ids, same shape."""
-
-
-class BlockDrafter(FeatureDrafter, Protocol):
-    """A drafter that fills a whole block [root token, mask, mask, ...] in one forward: DFlash. Row
-    k of the output is its guess of the token at its own position; row 0 is not used."""
-
-    block_size: int
-    mask_token_id: int
-
-    def write_context_(
-        self, context_RH: Tensor, positions_R: Tensor, slots_R: Tensor, kv: KVCache
-    ) -> None:
-        """K and V of committed tokens, all before a block's root, into every layer of `kv`."""
-
-    def forward(
-        self,
-        tokens_BQ: Tensor,
-        positions_BQ: Tensor,
-        slots_BQ: Tensor,
-        attention: AttentionPlan,
-        kv: KVCache,
-    ) -> Tensor:
-        """Blocks -> hidden_BQH for `logits`; writes their rows into `kv`, where they are temporary.
-        A row sees its branch's context and its whole block; causal and windowed layers less."""
-
-
 @op("mask.build", writes="attention")
 def plan_attention(rows: Rows, kv: KVCache, *, attention: str = "auto") -> AttentionPlan:
     """Plan the attention of a forward; `attention` is the backend's name."""
@@ -186,9 +101,10 @@ def plan_attention(rows: Rows, kv: KVCache, *, attention: str = "auto") -> Atten
 @op("plan.compile", writes="plan")
 def compile_plan(target: Target, rows: Rows) -> LayerPlan:
     """One status per layer: DECODE with trees, else FULL; with cached rows, by their settings."""
+    layers: int = target.num_layers
     if rows.blend is not None:
-        return compile_layer_plan(rows.blend.settings, target.num_layers)
-    return (LayerStatus.DECODE if rows.trees else LayerStatus.FULL,) * target.num_layers
+        return compile_layer_plan(rows.blend.settings, layers)
+    return (LayerStatus.DECODE if rows.trees else LayerStatus.FULL,) * layers
 
 
 @op("target.forward_", writes="logits features blended", drops="attention plan")

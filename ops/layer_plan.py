@@ -5,7 +5,7 @@ From "CacheBlend: Fast Large Language Model Serving for RAG with Cached Knowledg
 
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Literal
+from typing import Any, Literal
 
 
 class LayerStatus(IntEnum):
@@ -70,28 +70,18 @@ def compile_layer_plan(settings: BlendSettings, num_layers: int) -> LayerPlan:
     return tuple(plan)
 
 
-@dataclass(frozen=True, slots=True)
-class LayerShape:
-    """The sizes of a decoder layer: widths of its rows and of its MLP, heads."""
-
-    hidden: int
-    inner: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-
-
-def prefill_flops(shape: LayerShape, layers: int, rows: int) -> float:
+def prefill_flops(shape: Any, layers: int, rows: int) -> float:
     """Operations of a prefill of `rows` rows that computes everything."""
     return blend_flops(shape, layers, BlendSettings(plan="plain"), 0, suffix=rows)
 
 
 def blend_flops(
-    shape: LayerShape, layers: int, settings: BlendSettings, context: int, suffix: int
+    shape: Any, layers: int, settings: BlendSettings, context: int, suffix: int
 ) -> float:
     """Operations of a prefill of `context` cached rows and then `suffix` rows, as in section 5.1 of
     the paper, in more detail: projections, visible pairs of query and key, the rest of the layer,
-    without embedding and head; picked rows are spread evenly over the context."""
+    without embedding and head; picked rows are spread evenly over the context. shape: the model's
+    `DecoderShape`."""
     plan = compile_layer_plan(settings, layers)
     shares = iter(settings.ratios)
     alive = 0 if plan[0] is LayerStatus.REUSE else context
@@ -99,10 +89,12 @@ def blend_flops(
     kv_width = shape.kv_heads * shape.head_dim
     total = 0.0
     for status in plan:
-        total += 2 * (alive + suffix) * shape.hidden * (width + 2 * kv_width)  # q, k and v
+        total += 2 * (alive + suffix) * shape.hidden_size * (width + 2 * kv_width)  # q, k and v
         if status is LayerStatus.CHECK:
             alive = int(next(shares) * context)
         pairs = alive * (context + 1) / 2 + suffix * context + suffix * (suffix + 1) / 2
         total += 4 * pairs * width  # scores and weighted sums
-        total += 2 * (alive + suffix) * shape.hidden * (width + 3 * shape.inner)  # output, MLP
+        total += (
+            2 * (alive + suffix) * shape.hidden_size * (width + 3 * shape.intermediate_size)
+        )  # output, MLP
     return total

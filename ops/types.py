@@ -3,9 +3,10 @@
 If the host knows the sizes of unequal trees, every tree has rows of its own (`LiveNodes`). Else the
 rows are packed (`PackedTrees`): the roots, then M drafted nodes (R = S + M) known to the device."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
+from operator import add
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -230,8 +231,7 @@ class DraftWork(NamedTuple):
     padding: int = 0
 
     def plus(self, other: "DraftWork") -> "DraftWork":
-        forwards, rows, padding = other
-        return DraftWork(self.forwards + forwards, self.rows + rows, self.padding + padding)
+        return DraftWork(*map(add, self, other))
 
 
 NO_WORK = DraftWork()
@@ -327,10 +327,6 @@ class Candidates(NamedTuple):
     depths_SC: Tensor
     scores_SC: Tensor
 
-    @classmethod
-    def joined(cls, parts: Iterable["Candidates"]) -> "Candidates":
-        return cls(*(torch.cat(values, dim=1) for values in zip(*parts, strict=True)))
-
     def pick(self, pick_SN: Tensor) -> "Candidates":
         """These nodes, in this order. The parent of a node without its parent is undefined."""
         place_N = torch.arange(pick_SN.shape[1], device=pick_SN.device)
@@ -349,9 +345,10 @@ class Candidates(NamedTuple):
         return Proposal(*nodes, levels)
 
 
-def rerank(candidates: Candidates, nodes: int, ranked: bool = False) -> Candidates:
-    """The `nodes` best candidates over all levels, in creation order or `ranked`. The stable sort
+def rerank(levels: Sequence[Candidates], nodes: int, ranked: bool = False) -> Candidates:
+    """The `nodes` best candidates of all levels, in creation order or `ranked`. The stable sort
     keeps the set connected (EAGLE-2's top-k can keep a child without its parent)."""
+    candidates = Candidates(*(torch.cat(values, dim=1) for values in zip(*levels, strict=True)))
     best_SN = candidates.scores_SC.sort(dim=1, descending=True, stable=True).indices[:, :nodes]
     return candidates.pick(best_SN if ranked else best_SN.sort(dim=1).values)
 

@@ -10,7 +10,7 @@ chunks like documents. The first part continues the prefix exactly."""
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -29,11 +29,6 @@ BeforeRope = Callable[[Tensor, Tensor], Tensor]  # keys [L, R, g, d] and positio
 NEW = -1  # a row of the fold without a cached row
 
 
-class Library(Protocol):
-    def find(self, chunk: Chunk) -> ChunkKV | None:
-        """K, V and features of these ids, not to be written to; None if they must be computed."""
-
-
 @dataclass(slots=True)
 class Reused:
     """Positions of an owner's rows that came from cached chunks, and which were recomputed."""
@@ -43,9 +38,10 @@ class Reused:
 
 
 class BlendState:
-    """How a run's prefills use cached chunks; reused: by owner, which of its rows did."""
+    """How a run's prefills use cached chunks; reused: by owner, which of its rows did. library: a
+    `ChunkLibrary`, whose `find` returns a chunk's `ChunkKV`, or None if it must be computed."""
 
-    def __init__(self, settings: BlendSettings, library: Library) -> None:
+    def __init__(self, settings: BlendSettings, library: Any) -> None:
         self.settings = settings
         self.library = library
         self.reused: dict[int, Reused] = {}

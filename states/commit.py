@@ -12,7 +12,7 @@ from ..ops.kv.pool import Ints
 from ..ops.types import packed_places
 from ..ops.verify.verify import BROKEN, Accepted, FirstTokens, GrammarRows
 from .lifecycle import Lifecycle
-from .request import Branch, Finish, Matcher, Stage, failing
+from .request import Branch, Finish, Stage, failing
 from .round import (
     Batch,
     CommittedRows,
@@ -22,6 +22,7 @@ from .round import (
     VerifiedTree,
     explain,
 )
+from .text.grammar import OutlineMatcher
 
 NAN_SCORES = "the model's scores are not numbers (NaN)"
 
@@ -262,7 +263,7 @@ class LegalTokens:
     rows: GrammarRows
     host: HostReader
 
-    def draw(self, matcher: Matcher, row: int) -> int:
+    def draw(self, matcher: OutlineMatcher, row: int) -> int:
         """The best legal token of a row, which is read whole only if no candidate is legal."""
         if self.best_GC[row, 0] == BROKEN:
             raise BrokenRequest(NAN_SCORES)
@@ -274,7 +275,7 @@ class LegalTokens:
         return token
 
 
-def _first_legal(matcher: Matcher, ids: Ids) -> int | None:
+def _first_legal(matcher: OutlineMatcher, ids: Ids) -> int | None:
     return next((token for token in ids.tolist() if token >= 0 and matcher.is_legal(token)), None)
 
 

@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
     from ..ops.attention.backends import AttentionPlan
     from ..ops.draft.gamma import GammaRecord
-    from ..ops.draft.sizes import AnyChooser, RoundCosts
+    from ..ops.draft.sizes import ChainChooser, RoundCosts, TreeChooser
     from ..ops.kv.pool import KVCache
-    from ..ops.types import DraftRows, DraftSize, DraftWork, Proposal
+    from ..ops.types import DraftRows, DraftWork, Proposal
     from .layout import Layout
     from .request import Branch, Request
     from .request_table import RequestTable
@@ -81,9 +81,20 @@ class Drafter:
         self._num_nodes: dict[int, int] = {}  # by number of branches
         self.inbox: list[PendingRows] = []
         self.columns_F: Tensor | None = None
-        self.chooser = _chooser(settings, context.costs)
+        self.chooser: ChainChooser | TreeChooser | None = (
+            None  # of each round's drafts, if left open
+        )
         self.memory: tuple[dict[int, Any], ...] = ()
-        if self.chooser is not None:
+        costs = context.costs
+        if settings.chooses and costs is not None:
+            from ..ops.draft.sizes import ChainChooser, TreeChooser
+
+            most = largest(settings.offered)
+            depth = getattr(settings, "draft_depth", 1)
+            if settings.is_chain:
+                self.chooser = ChainChooser(costs, most)
+            else:
+                self.chooser = TreeChooser(costs, most, depth, settings.forward_rows)
             self.memory = (self.chooser.by_owner,)
 
     @classmethod
@@ -132,21 +143,22 @@ class Drafter:
             return active
         return [branch for branch in active if self.serves(branch)]
 
-    @property
-    def choice(self) -> DraftSize | None:
-        """The chosen size of this round's drafts; None where the settings fix it."""
-        return None if self.chooser is None else self.chooser.choice
-
     def intake_(self, *, attention: str = "auto") -> DraftRows | tuple[Branch, ...]:
         """The rows committed since its last forward, in its pool; the active branches where no
         forward is needed: without a pool, or drafts, whose rows no other branch continues."""
         active = self.active
+        can_wait = self.kv is None
         if self.chooser is not None and active:
             remaining = [branch.budget - len(branch.tokens) - 1 for branch in active]
             unread = sum(len(rows.tokens) for rows in self.inbox)
-            self.chooser.choose_([branch.owner for branch in active], remaining, unread)
-        choice = None if self.chooser is None else self.chooser.choice
-        if self.kv is None or (choice is not None and self._can_wait(active, choice)):
+            choice = self.chooser.choose_([branch.owner for branch in active], remaining, unread)
+            if not (choice.size or can_wait):  # nothing is drafted: if every row follows a prompt
+                starts = {branch.owner: branch.start + len(branch.prompt) for branch in active}
+                can_wait = all(
+                    rows.owner in starts and rows.position >= starts[rows.owner]
+                    for rows in self.inbox
+                )
+        if can_wait:
             return tuple(active)
         pending = self.inbox
         self.inbox = []
@@ -155,15 +167,6 @@ class Drafter:
         sampled = [branch for branch in active if not branch.request.sampling.plain]
         sampler = self.context.samplers.of(active) if sampled else None
         return replace(rows, sampler=sampler, attention=attention)
-
-    def _can_wait(self, active: Sequence[Branch], choice: DraftSize) -> bool:
-        """Whether nothing is drafted and every row follows a prompt."""
-        if choice.size or not active:
-            return False
-        starts = {branch.owner: branch.start + len(branch.prompt) for branch in active}
-        return all(
-            rows.owner in starts and rows.position >= starts[rows.owner] for rows in self.inbox
-        )
 
     def root(self, batch: DraftRows | tuple[Branch, ...]) -> Any:
         """Read the rows of `intake_` in one forward and propose the first level: the frontier."""
@@ -257,18 +260,6 @@ def committed_features(rows: CommittedRows, columns_F: Tensor | None = None) -> 
     index = torch.tensor(rows.rows, dtype=torch.int64, device=rows.features_QF.device)
     features_RF = rows.features_QF.index_select(0, index)
     return features_RF if columns_F is None else features_RF.index_select(1, columns_F)
-
-
-def _chooser(settings: DrafterSettings, costs: RoundCosts | None) -> AnyChooser | None:
-    """Chooses the size of each round's drafts, if the graph leaves it open."""
-    if not settings.chooses or costs is None:
-        return None
-    from ..ops.draft.sizes import ChainChooser, TreeChooser
-
-    most = largest(settings.offered)
-    if settings.is_chain:
-        return ChainChooser(costs, most)
-    return TreeChooser(costs, most, getattr(settings, "draft_depth", 1), settings.forward_rows)
 
 
 class NoDrafterSettings(DrafterSettings):

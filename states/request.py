@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Protocol
 
 from ..ops.sampling.settings import SamplingRules
 from .text.documents import Document
+from .text.grammar import OutlineMatcher
 from .text.outline import Outline, Point
 from .text.tokens import PromptTokens
 
@@ -96,14 +96,6 @@ def move(item: "Request | Branch", transition: str) -> None:
     item.stage = target
 
 
-class Matcher(Protocol):
-    """The state of a grammar in one branch; `states.text.grammar` implements it."""
-
-    def is_legal(self, token: int) -> bool: ...
-    def advance(self, token: int) -> None: ...
-    def forced(self) -> list[int]: ...
-
-
 @dataclass(eq=False, slots=True)
 class Branch:
     """One independently decoded continuation; the root branch (index -1) writes the outline.
@@ -131,7 +123,7 @@ class Branch:
     num_cached_tokens: int = 0
     finish: Finish | None = None
     note: str = ""
-    matcher: Matcher | None = None
+    matcher: OutlineMatcher | None = None
     accepted: list[int] = field(default_factory=list)
     emitted: list[int] = field(default_factory=list)
     forced: list[bool] = field(default_factory=list)
@@ -280,7 +272,7 @@ class Request:
     outline: Outline | None = None
     given_outline: Outline | None = None
     given_ids: list[int] = field(default_factory=list)
-    new_matcher: Callable[[], Matcher] | None = None
+    new_matcher: Callable[[], OutlineMatcher] | None = None
     cancelled: bool = False
     documents: tuple[Document, ...] = ()
     finish: Finish = Finish.STOP

@@ -39,7 +39,13 @@ class Samplers:
                 break
         else:
             return None
-        rules, key_S = self._rules(branches)
+        owners = tuple(branch.owner for branch in branches)
+        if self._columns is None or self._columns[0] != owners:
+            stops = [branch.request.stop_ids for branch in branches]
+            merged = columns([*map(rules_of, branches)], stops, self.vocabulary, self.device)
+            keys = [branch_key(branch.request.seed, branch.index) for branch in branches]
+            self._columns = owners, merged, tensor(keys, self.device)
+        _, rules, key_S = self._columns
         answered = [branch.num_cached_tokens for branch in branches]
         if rules.penalises:
             counts = [self._catch_up_(branch) for branch in branches]
@@ -53,16 +59,6 @@ class Samplers:
     def forget(self, owners: Iterable[int]) -> None:
         for owner in owners:
             self._counts.pop(owner, None)
-
-    def _rules(self, branches: Sequence[Branch]) -> tuple[SamplingColumns, Tensor]:
-        owners = tuple(branch.owner for branch in branches)
-        if self._columns is None or self._columns[0] != owners:
-            stops = [branch.request.stop_ids for branch in branches]
-            rules = [rules_of(branch) for branch in branches]
-            merged = columns(rules, stops, self.vocabulary, self.device)
-            keys = [branch_key(branch.request.seed, branch.index) for branch in branches]
-            self._columns = owners, merged, tensor(keys, self.device)
-        return self._columns[1:]
 
     def _catch_up_(self, branch: Branch) -> TokenCounts:
         if branch.owner not in self._counts:

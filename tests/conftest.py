@@ -46,7 +46,8 @@ def pytest_configure(config: pytest.Config) -> None:
     # A worker for each core: threads of their own would wait for each other.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     torch.set_num_threads(1)
-    import_module("tools.plug_ins").install("eagle1")
+    for name in ("eagle1", "draft_lengths"):
+        import_module("tools.plug_ins").install(name)
     config.stash[TALLY] = Tally()
 
 

@@ -134,7 +134,7 @@ def _options(model: Any, segments: Segments, count: int) -> dict[str, Any]:
 
 
 def _grammar_of(branch: Branch) -> Any:
-    """What an answer was written under (a Matcher of outlines), at its beginning, or None."""
+    """What an answer was written under (an OutlineMatcher), at its beginning, or None."""
     new = branch.request.new_matcher
     return new() if new is not None and branch.matcher is not None else None
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...ops.layer_plan import LayerShape, blend_flops, prefill_flops
+from ...ops.layer_plan import blend_flops, prefill_flops
 from ...states.blend import BlendState
 from ...states.machine import Moved, OpRan
 from ...states.round import BlendSummary, RoundSummary
@@ -51,10 +51,8 @@ def blend_figures(meter: "Meter", board: Mapping[str, Any]) -> dict[str, Any] | 
     forwards = meter.blends
     library = blending.library
     assert isinstance(library, ChunkLibrary)
+    shape = board["target"].config
     layers = board["target"].num_layers
-    config = board["target"].config
-    sizes = (config.hidden_size, config.intermediate_size, config.heads, config.kv_heads)
-    shape = LayerShape(*sizes, config.head_dim)
     parts = [part for forward in forwards for part in forward.parts]
     flops = sum(blend_flops(shape, layers, blending.settings, *part) for part in parts)
     full = sum(prefill_flops(shape, layers, sum(part)) for part in parts)
@@ -298,7 +296,8 @@ def held_figures(meter: Meter, board: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _pool_figures(pool: Any) -> dict[str, Any]:
-    blocks = {"size": pool.blocks.size, "count": len(pool.blocks), "peak": pool.blocks.high_water}
+    table = pool.blocks
+    blocks = {"size": table.size, "count": len(table.references), "peak": table.high_water}
     return {
         "capacity_slots": pool.slots,
         "rows": pool.rows,

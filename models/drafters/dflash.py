@@ -27,8 +27,11 @@ class TargetEnds(NamedTuple):
 
 
 class DFlashDraftModel(PoolModel):
-    """Implements `BlockDrafter`. Its parameters are exactly the tensors of a published file; the
-    target's `ends` are none of them. head: the product of the target's head, if by a kernel."""
+    """Fills a whole block [root token, mask, mask, ...] in one forward. Row k of the output is its
+    guess of the token at its own position; row 0 is not used.
+
+    Its parameters are exactly the tensors of a published file; the target's `ends` are none of
+    them. head: the product of the target's head, if by a kernel."""
 
     head: Product | None = None
 
@@ -51,6 +54,7 @@ class DFlashDraftModel(PoolModel):
         return F.embedding(tokens, self.ends.embed_VH).to(self.dtype)
 
     def fuse(self, taps_RF: Tensor) -> Tensor:
+        """Target features [R, F] -> the context [R, H] of `write_context_`."""
         taps_RF = taps_RF.to(self.dtype)
         order = tuple(self.tap_ids.index(layer + 1) for layer in self.config.layer_ids)
         if order != tuple(range(len(self.tap_ids))):
@@ -61,6 +65,7 @@ class DFlashDraftModel(PoolModel):
     def write_context_(
         self, context_RH: Tensor, positions_R: Tensor, slots_R: Tensor, kv: KVCache
     ) -> None:
+        """K and V of committed tokens, all before a block's root, into every layer of `kv`."""
         angles = self.angles(positions_R)
         for index, layer in enumerate(self.stack):
             _, k, v = layer.project(context_RH, angles)
@@ -74,6 +79,8 @@ class DFlashDraftModel(PoolModel):
         attention: AttentionPlan,
         kv: KVCache,
     ) -> Tensor:
+        """Blocks -> hidden_BQH for `logits`; writes their rows into `kv`, where they are temporary.
+        A row sees its branch's context and its whole block; causal and windowed layers less."""
         x_NH = self.embed(tokens_BQ.flatten())
         if self.compiled is not None and self.compiled.takes(attention):
             (x_NH,) = self.compiled.run(x_NH, positions_BQ, slots_BQ, attention, kv=kv)
@@ -85,6 +92,7 @@ class DFlashDraftModel(PoolModel):
         return torch.unflatten(self.norm(x_NH), 0, tokens_BQ.shape)
 
     def logits(self, hidden_RH: Tensor) -> Tensor:
+        """[R, H] of `forward` -> float32 [R, vocabulary]."""
         if self.head is not None:
             return self.head.product(hidden_RH, None, torch.float32)
         return wide_logits(hidden_RH, self.ends.head_VH.to(hidden_RH.dtype))

@@ -19,7 +19,7 @@ LM_HEAD = "lm_head.weight"
 
 
 class EagleHead(PoolModel):
-    """What all drafters of the family share; its subclasses implement `HiddenDrafter`.
+    """What all drafters of the family share: they continue on their own hidden states.
 
     tap_ids: the target's hidden states that `fc` reads. layer: the one layer, under whatever
     published name. ends: the parameters that are the target's, unless the drafter brings its own.
@@ -47,6 +47,7 @@ class EagleHead(PoolModel):
         attention: AttentionPlan,
         kv: KVCache,
     ) -> Tensor:
+        """Row j: token j+1 with the feature of token j, at position j -> hidden_BQH for j+1."""
         embedding_NH = F.embedding(tokens_BQ.flatten(), self.embed_tokens.weight)
         embedding_NH = embedding_NH.to(self.compute_dtype)
         mixed_NW, residual_NH = self.mix(embedding_NH, hidden_BQH.flatten(0, 1))
@@ -68,6 +69,7 @@ class EagleHead(PoolModel):
         return out_NH
 
     def to_target(self, draft_ids: Tensor) -> Tensor:
+        """Draft-vocabulary ids -> target ids, same shape."""
         return draft_ids
 
     def published(self, of: Of = itself) -> dict[str, Tensor]:
@@ -91,6 +93,7 @@ class Eagle(EagleHead):
         self.lm_head = Linear(hidden, config.vocab_size, bias=False)
 
     def fuse(self, taps_RF: Tensor) -> Tensor:
+        """Target features [R, F] -> the hidden states [R, H] that the drafter takes."""
         return taps_RF.to(self.dtype)
 
     def mix(self, embedding_NH: Tensor, hidden_NH: Tensor) -> tuple[Tensor, Tensor]:
@@ -98,6 +101,7 @@ class Eagle(EagleHead):
         return x_NH, x_NH
 
     def logits(self, hidden_RH: Tensor) -> Tensor:
+        """[R, H] of `forward` -> float32 [R, draft vocabulary]."""
         return wide_logits(hidden_RH, self.lm_head)
 
 

@@ -31,7 +31,8 @@ Narrow = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 class LayerGroup(NamedTuple):
-    """A group as layers use it. rows_M: int64, flat; None for all. bias_G1qK: of `to_bias`."""
+    """A group as layers use it. rows_M: int64, flat; None for all. bias_G1qK: added to the scores
+    of the folded queries; the dtype's finite minimum where a row does not see a slot."""
 
     rows_M: Tensor | None
     keys: SlotRun | Tensor
@@ -88,8 +89,14 @@ class AttentionPlan:
             mask_GqK = group.mask_GqK
             if narrow is not None:
                 mask_GqK = narrow(mask_GqK, group.of_rows(positions_N), group.positions_GK)
+            # a row that sees nothing (padding) has a finite result instead of NaN
+            bias_GqK = torch.zeros(mask_GqK.shape, dtype=dtype, device=mask_GqK.device)
+            bias_GqK.masked_fill_(~mask_GqK, torch.finfo(dtype).min)
+            sequences, queries, slots = bias_GqK.shape
+            bias_GgqK = bias_GqK[:, None].expand(-1, query_groups, -1, -1)
+            bias_G1qK = bias_GgqK.reshape(sequences, 1, query_groups * queries, slots)
             rows_M = None if group.rows_Gq is None else group.rows_Gq.flatten()
-            groups.append(LayerGroup(rows_M, group.keys, to_bias(mask_GqK, query_groups, dtype)))
+            groups.append(LayerGroup(rows_M, group.keys, bias_G1qK))
         return LayerAttention(self.backend, tuple(groups), self.merged)
 
     def parts(self, rows: int, max_rows: int) -> list[tuple[Tensor | None, "AttentionPlan"]]:
@@ -121,15 +128,6 @@ class AttentionPlan:
                 first = last
             plans.append((rows_M, replace(self, groups=tuple(moved))))
         return plans
-
-
-def to_bias(mask_BQK: Tensor, groups: int, dtype: torch.dtype) -> Tensor:
-    """bool visibility -> additive [B, 1, groups * Q, K]; hidden entries are the dtype's finite
-    minimum, so that a row that sees nothing (padding) has a finite result instead of NaN."""
-    bias = torch.zeros(mask_BQK.shape, dtype=dtype, device=mask_BQK.device)
-    bias.masked_fill_(~mask_BQK, torch.finfo(dtype).min)
-    rows, queries, keys = bias.shape
-    return bias[:, None].expand(rows, groups, queries, keys).reshape(rows, 1, -1, keys)
 
 
 def window_mask(mask_BQK: Tensor, positions_BQ: Tensor, keys_BK: Tensor, window: int) -> Tensor:

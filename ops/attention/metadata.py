@@ -15,8 +15,6 @@ from torch import Tensor
 
 from ..kv.pool import Bools, Ints, SlotTable
 
-PADDED = -9  # never the owner of a slot
-
 
 @dataclass(frozen=True, slots=True)
 class SlotRun:
@@ -71,7 +69,7 @@ class Visibility(NamedTuple):
 
     def sees(self, segment_P: Ints, owner_PK: Ints) -> Bools:
         """bool [P, K]: whether segments, by number (padding: the one after the last) see owners."""
-        nothing_1A = np.full((1, self.path_SA.shape[1]), PADDED, np.int32)
+        nothing_1A = np.full((1, self.path_SA.shape[1]), -9, np.int32)  # never a slot's owner
         path_PA = np.concatenate([self.path_SA, nothing_1A])[segment_P]
         visible_PK: Bools = owner_PK == path_PA[:, :1]
         for above in range(1, path_PA.shape[1]):  # paths are short: faster than one comparison

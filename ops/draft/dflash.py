@@ -67,7 +67,7 @@ def _block(
     position_SQ = frontier.position_S[:, None] + torch.arange(size, device=device)
     seen_SQQ = torch.ones(trees, size, size, dtype=torch.bool, device=device)
     hidden_BQH = drafter.forward(frame.spread(tokens_SQ), *work.fresh(seen_SQQ, position_SQ), kv)
-    work.close_()
+    kv.release_(work.slots)
     hidden_SDH = frame.collect(hidden_BQH)[:, 1:]
     return drafter.logits(hidden_SDH.flatten(0, 1)).view(trees, size - 1, -1), work.spent
 
@@ -121,5 +121,5 @@ def tree(log_probs_SDV: Tensor, nodes: int) -> Proposal:
         scores_SW = longer.scores_SC
     # No child scores above its parent and the sort is stable, so a parent comes before its children
     # and is never cut off without them.
-    chosen = rerank(Candidates.joined(created), nodes, ranked=True)
+    chosen = rerank(created, nodes, ranked=True)
     return chosen.proposal(min(levels, chosen.tokens_SC.shape[1]))

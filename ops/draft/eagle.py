@@ -17,7 +17,8 @@ from ..types import Candidates, DraftRows, DraftWork, Proposal, rerank
 
 class Workspace:
     """Temporary slots of each branch after its committed rows, and the attention of rows in them.
-    slots_SM: int64, of each branch's M fresh rows. spent: the forwards that `fresh` prepared."""
+    slots_SM: int64, of each branch's M fresh rows; `slots`, which are to be released, on the host.
+    spent: the forwards that `fresh` prepared."""
 
     def __init__(self, kv: KVCache, draft_rows: DraftRows, each: int) -> None:
         self.kv = kv
@@ -64,9 +65,6 @@ class Workspace:
         groups = [g.widened(seen_SKM, position_SM, first_S, total) for g in self.plan.groups]
         return spread(position_SM[:, rows]), slots_BQ, replace(self.plan, groups=tuple(groups))
 
-    def close_(self) -> None:
-        self.kv.release_(self.slots)
-
 
 @dataclass(frozen=True, slots=True)
 class Frontier:
@@ -88,9 +86,8 @@ def first_level(
     hidden_RH = drafter.fuse(draft_rows.features_NF)
     height, queries = rows.tokens_BQ.shape
     if len(hidden_RH) != height * queries:  # padding holds zeros
-        hidden_NH = hidden_RH
-        hidden_RH = hidden_NH.new_zeros(height * queries, hidden_NH.shape[-1])
-        hidden_RH.index_copy_(0, draft_rows.index_N, hidden_NH)
+        zeros_RH = hidden_RH.new_zeros(height * queries, hidden_RH.shape[-1])
+        hidden_RH = zeros_RH.index_copy_(0, draft_rows.index_N, hidden_RH)
     hidden_BQH = hidden_RH.view(height, queries, -1)
     plan = plan_attention(rows, kv_draft, attention=draft_rows.attention)
     out_BQH = drafter.forward(
@@ -157,6 +154,6 @@ def grow_tree_(
         depths_SC = torch.full_like(parents_SC, level + 1)
         created.append(Candidates(tokens_SC, parents_SC, depths_SC, scores_SC))
         count += scores_SC.shape[1]
-    work.close_()
-    proposal = rerank(Candidates.joined(created), nodes, ranked).proposal(levels)
+    kv_draft.release_(work.slots)
+    proposal = rerank(created, nodes, ranked).proposal(levels)
     return replace(proposal, work=frontier.draft_rows.work.plus(work.spent))

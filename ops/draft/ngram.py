@@ -1,45 +1,50 @@
 """Drafting from n-grams, without a model: prompt lookup (Saxena, 2023; with one match transformers'
 `PromptLookupCandidateGenerator`), and count tables with back-off and fillers (NASD; Ou et al.,
-NAACL 2024 industry, 2404.08698). A token costs the same for any length of the context."""
+NAACL 2024 industry, 2404.08698). A token costs the same for any length of the context. No torch."""
 
-from collections import defaultdict
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
-from enum import StrEnum
-from functools import partial
 from heapq import heappop, heappush
 from itertools import chain, count
 from math import log
 
-from .proposals import HostTree
+Gram = tuple[int, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class HostTree:
+    """A branch's drafted tokens, parents before children; fields as in `Proposal`."""
+
+    tokens: tuple[int, ...] = ()
+    parents: tuple[int, ...] = ()
+    depths: tuple[int, ...] = ()
+    scores: tuple[float, ...] = ()
+
+
+@dataclass(slots=True)
 class SuffixIndex:
     """A branch's token ids, and for every n-gram up to `longest` tokens what places follow it."""
 
-    def __init__(self, longest: int) -> None:
-        self.longest = longest
-        self.ids: list[int] = []
-        self.places: dict[tuple[int, ...], list[int]] = {}
-
-    def __len__(self) -> int:
-        return len(self.ids)
+    longest: int
+    ids: list[int] = field(default_factory=list)
+    places: dict[Gram, list[int]] = field(default_factory=dict)
 
     def append_(self, tokens: Sequence[int]) -> None:
         for token in tokens:
             self.ids.append(token)
-            for size in range(1, min(self.longest, len(self)) + 1):
-                self.places.setdefault(tuple(self.ids[-size:]), []).append(len(self))
+            for size in range(1, min(self.longest, len(self.ids)) + 1):
+                self.places.setdefault(tuple(self.ids[-size:]), []).append(len(self.ids))
 
     def matches(self, most: int) -> list[int]:
         """Up to `most` places after earlier occurrences of the last tokens, long matches first."""
-        sizes = range(min(self.longest, len(self) - 1), 0, -1)
+        length = len(self.ids)
+        sizes = range(min(self.longest, length - 1), 0, -1)
         ends = chain.from_iterable(self.places[tuple(self.ids[-size:])] for size in sizes)
         different: dict[int, None] = {}
         for place in ends:
             if len(different) == most:
                 break
-            if place < len(self):
+            if place < length:
                 different.setdefault(place)
         return list(different)
 
@@ -75,9 +80,6 @@ def lookup_tree(
     )
 
 
-Gram = tuple[int, ...]
-
-
 @dataclass(slots=True)
 class Followers:
     """What followed a context: counts, and the most frequent tokens ranked, of equals the first."""
@@ -102,14 +104,14 @@ class Followers:
             at -= 1
 
 
+@dataclass(slots=True)
 class CountTable:
     """What followed contexts of `min_context` to `order` - 1 tokens; `width` tokens are ranked."""
 
-    def __init__(self, order: int, min_context: int = 1, width: int = 8) -> None:
-        self.order = order
-        self.min_context = min_context
-        self.width = width
-        self.followers: dict[Gram, Followers] = {}
+    order: int
+    min_context: int = 1
+    width: int = 8
+    followers: dict[Gram, Followers] = field(default_factory=dict)
 
     def update_(self, ids: Sequence[int], end: int, tokens: Sequence[int]) -> None:
         """Count each of these tokens once as what followed ids[:end]."""
@@ -176,40 +178,3 @@ def count_tree(
         if depth < levels:
             offer_(len(best) - 1, depth + 1, loss, gram)
     return HostTree(*zip(*best, strict=True))
-
-
-class Scope(StrEnum):
-    """How long counts live, and which branches add to them."""
-
-    BRANCH = "branch"  # its own counts over a read-only table of the request's prompt
-    REQUEST = "request"  # one table for all branches of a request
-    SESSION = "session"  # one table for everything
-
-
-class CountTables:
-    """The count tables under one scope, by request and branch; of the session under ()."""
-
-    def __init__(self, scope: Scope, order: int, width: int = 8) -> None:
-        self.scope = scope
-        self.tables: defaultdict[tuple[str | int, ...], CountTable] = defaultdict(
-            partial(CountTable, order, width=width)
-        )
-
-    def open_(self, request: str, prompt: Sequence[int]) -> None:
-        """Count the prompt of a request that begins."""
-        self.close_(request)
-        self._shared(request).learn_(prompt)
-
-    def tables_(self, request: str, branch: int) -> tuple[CountTable, ...]:
-        """The tables a branch drafts from; the last one is the one that it adds to."""
-        shared = self._shared(request)
-        is_shared = self.scope is not Scope.BRANCH
-        return (shared,) if is_shared else (shared, self.tables[request, branch])
-
-    def _shared(self, request: str) -> CountTable:
-        return self.tables[() if self.scope is Scope.SESSION else (request,)]
-
-    def close_(self, request: str) -> None:
-        """Forget what only this request had."""
-        for key in [key for key in self.tables if key[:1] == (request,)]:
-            del self.tables[key]

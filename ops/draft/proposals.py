@@ -16,6 +16,7 @@ from ..sampling.coins import CoinRole, round_keys, token_keys
 from ..sampling.processors import Sampler, choose, probabilities, process
 from ..sampling.settings import Accept, Draws
 from ..types import Candidates, DraftRows, DraftWork, Proposal
+from .ngram import HostTree as HostTree
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,35 +62,22 @@ class Drawing:
         return round_keys(key_R, root_R, depth_R, rank_R, role=CoinRole.DRAFT)
 
 
-@dataclass(frozen=True, slots=True)
-class HostTree:
-    """A branch's drafted tokens, parents before children; fields as in `Proposal`."""
-
-    tokens: tuple[int, ...] = ()
-    parents: tuple[int, ...] = ()
-    depths: tuple[int, ...] = ()
-    scores: tuple[float, ...] = ()
-
-    def __len__(self) -> int:
-        return len(self.tokens)
-
-
 def pack(trees: Sequence[HostTree], device: torch.device) -> Proposal:
     """The trees of all active branches, padded to the largest with invalid children of the root."""
-    most = max((len(tree) for tree in trees), default=0)
+    sizes = tuple(len(tree.tokens) for tree in trees)
+    most = max(sizes, default=0)
     ints = np.zeros((4, len(trees), most), np.int64)
     ints[1] = -1
     ints[2] = 1
     scores = np.full((len(trees), most), -np.inf, np.float32)
-    for row, tree in enumerate(trees):
-        count = len(tree)
+    for row, (tree, count) in enumerate(zip(trees, sizes, strict=True)):
         ints[:3, row, :count] = tree.tokens, tree.parents, tree.depths
         ints[3, row, :count] = 1
         scores[row, :count] = tree.scores
     tokens_SN, parents_SN, depths_SN, valid_SN = torch.from_numpy(ints).to(device).unbind()
     levels = max((max(tree.depths, default=0) for tree in trees), default=0)
     drafts = tokens_SN, parents_SN, depths_SN, valid_SN.bool(), torch.from_numpy(scores).to(device)
-    return Proposal(*drafts, levels, sizes=tuple(map(len, trees)))
+    return Proposal(*drafts, levels, sizes=sizes)
 
 
 def join(proposals: Sequence[Proposal | None], places: Sequence[Sequence[int]]) -> Proposal:

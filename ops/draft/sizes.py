@@ -76,7 +76,7 @@ class Chooser:
         self.choice = DraftSize(0, 0, 0.0, 0.0)
         self.plain: deque[float] = deque(maxlen=OVERHEAD_ROUNDS)
         self.drafted: deque[float] = deque(maxlen=OVERHEAD_ROUNDS)
-        self._forward_ms: dict[int, Floats] = {}  # by the number of branches
+        self._forward_ms: dict[int, Floats] = {}  # of all forwards, by the number of branches
         self._start: float | None = None  # of the current round, in seconds
         self._expected = 0.0  # milliseconds that its forwards should take
         self._share = 1.0  # its overhead relative to the smallest tree's; 0 without drafts
@@ -144,10 +144,23 @@ class ChainChooser(Chooser):
 
     def choose_(self, owners: Sequence[int], limits: Sequence[int], unread: int = 0) -> DraftSize:
         branches = len(owners)
-        limit_S1 = np.asarray(limits)[:, None]
-        survives_SD = self._survival(owners) * (np.arange(self.longest) < limit_S1)
+        tries = self._tries_D.sum()
+        overall = (self._hits_D.sum() + PRIOR_WEIGHT * PRIOR) / (tries + PRIOR_WEIGHT)
+        overall += OPTIMISM * math.sqrt(overall * (1 - overall) / (tries + PRIOR_WEIGHT))
+        rate_D = (self._hits_D + SHRINKAGE * overall) / (self._tries_D + SHRINKAGE)
+        counts = [self.by_owner.get(owner, (0.0, 0.0)) for owner in owners]
+        factors = [(h + SHRINKAGE * overall) / (t + SHRINKAGE) / overall for h, t in counts]
+        chance_SD = np.minimum(np.asarray(factors)[:, None] * rate_D, MAX_CHANCE)
+        within_SD = np.arange(self.longest) < np.asarray(limits)[:, None]
+        survives_SD = chance_SD.cumprod(1) * within_SD  # all drafts down to a depth are accepted
         tokens_G = branches + np.append(0.0, survives_SD.sum(0).cumsum())
-        forwards_G = self._forwards(branches)
+        if branches not in self._forward_ms:
+            length_G = np.arange(self.longest + 1)
+            first_ms, step_ms = self.costs.drafter.at([USUAL_ROWS * branches, branches])
+            drafting_G = np.where(length_G > 0, first_ms + (length_G - 1) * step_ms, 0.0)
+            target_G = self.costs.target.at(branches * (length_G + 1))
+            self._forward_ms[branches] = drafting_G + target_G
+        forwards_G = self._forward_ms[branches]
         ms_G = forwards_G + self.overhead_drafted
         ms_G[0] = forwards_G[0] + self.overhead
         rate_G = tokens_G / np.maximum(ms_G, 1e-9)
@@ -164,28 +177,6 @@ class ChainChooser(Chooser):
         size = DraftSize(best, best, float(tokens_G[best]), float(ms_G[best]), lengths=lengths)
         return self._start_round_(size, float(forwards_G[best]) + extra_ms, float(best > 0))
 
-    def _forwards(self, branches: int) -> Floats:
-        """[G], milliseconds: a forward of the target, and of the drafter the first and more."""
-        if branches not in self._forward_ms:
-            length_G = np.arange(self.longest + 1)
-            first, step = self.costs.drafter.at([USUAL_ROWS * branches, branches])
-            drafting_G = np.where(length_G > 0, first + (length_G - 1) * step, 0.0)
-            target_G = self.costs.target.at(branches * (length_G + 1))
-            self._forward_ms[branches] = drafting_G + target_G
-        return self._forward_ms[branches]
-
-    def _survival(self, owners: Sequence[int]) -> Floats:
-        """[S, D]: the probability that a branch's drafts down to a depth are all accepted."""
-        tries = self._tries_D.sum()
-        overall = (self._hits_D.sum() + PRIOR_WEIGHT * PRIOR) / (tries + PRIOR_WEIGHT)
-        overall += OPTIMISM * math.sqrt(overall * (1 - overall) / (tries + PRIOR_WEIGHT))
-        rate_D = (self._hits_D + SHRINKAGE * overall) / (self._tries_D + SHRINKAGE)
-        counts = [self.by_owner.get(owner, (0.0, 0.0)) for owner in owners]
-        factors = [(h + SHRINKAGE * overall) / (t + SHRINKAGE) / overall for h, t in counts]
-        chance_SD = np.minimum(np.asarray(factors)[:, None] * rate_D, MAX_CHANCE)
-        survives_SD: Floats = chance_SD.cumprod(1)
-        return survives_SD
-
     def learn_(self, owners: Sequence[int], paths: Sequence[Sequence[int]]) -> None:
         if not self.choice.size:
             return
@@ -200,8 +191,6 @@ class ChainChooser(Chooser):
             self.by_owner[owner] = DECAY * hits + accepted, DECAY * tries + tried
 
 
-ForwardRows = Callable[[int, int], Sequence[int]]
-"""(nodes, levels) -> rows of a branch in each forward of the drafter in a round."""
 SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
 NODE_PRIOR = 0.7  # acceptance of the best node before any was judged, weighted as NODE_TRIES
 NODE_TRIES = 2.0
@@ -212,9 +201,12 @@ TRIAL_ROUNDS = 16  # rounds between trials of a tree that is one size larger
 
 class TreeChooser(Chooser):
     """Nodes and levels of trees, the same for all branches, up to the given ones; no drafts where
-    that is faster. Nodes are ranked; acceptance is counted by rank and by depth."""
+    that is faster. Nodes are ranked; acceptance is counted by rank and by depth. rows_of: (nodes,
+    levels) -> rows of a branch in each forward of the drafter in a round."""
 
-    def __init__(self, costs: RoundCosts, nodes: int, levels: int, rows_of: ForwardRows) -> None:
+    def __init__(
+        self, costs: RoundCosts, nodes: int, levels: int, rows_of: Callable[..., Sequence[int]]
+    ) -> None:
         super().__init__(costs)
         self.sizes_C = np.array([*(size for size in SIZES if size < nodes), nodes])
         self.depths_D = np.arange(1, levels + 1)
@@ -232,8 +224,19 @@ class TreeChooser(Chooser):
 
     def choose_(self, owners: Sequence[int], limits: Sequence[int], unread: int = 0) -> DraftSize:
         branches = len(owners)
-        tokens_CD = branches * (1 + self._gains())
-        forwards_CD = self._forwards(branches)
+        mass_C = _acceptance(self._hits_C, self._tries_C, RANK_SHARE)
+        depth_D = _acceptance(self._hits_D, self._tries_D, DEPTH_SHARE).cumsum()
+        usual = len(depth_D)
+        if self._tries_D.any():
+            usual = int((self._tries_D >= RANK_SHARE * self._tries_D.max()).sum())
+        gains_CD = mass_C.cumsum()[:, None] * (depth_D / depth_D[max(usual, 1) - 1])
+        tokens_CD = branches * (1 + gains_CD)
+        if branches not in self._forward_ms:
+            at = self.costs.drafter.at
+            drafting = [[at(branches * rows).sum() for rows in rows_D] for rows_D in self._rows_CD]
+            target_C = self.costs.target.at(branches * (1 + self.sizes_C))
+            self._forward_ms[branches] = np.asarray(drafting) + target_C[:, None]
+        forwards_CD = self._forward_ms[branches]
         ms_CD = forwards_CD + self.overhead_drafted * self._shares_CD
         rate_CD = (tokens_CD / np.maximum(ms_CD, 1e-9)) * (self.sizes_C[:, None] >= self.depths_D)
         plain_ms = float(self.costs.target.at(branches))
@@ -247,32 +250,12 @@ class TreeChooser(Chooser):
         if self._rounds % TRIAL_ROUNDS == 0:
             size = min(size + 1, len(self.sizes_C) - 1)
             level = min(level + 1, len(self.depths_D) - 1, int(self.sizes_C[size]) - 1)
-        at = size, level
         nodes = int(self.sizes_C[size])
         levels = int(self.depths_D[level])
-        choice = DraftSize(nodes, levels, float(tokens_CD[at]), float(ms_CD[at]))
-        expected = float(forwards_CD[at]) + self.costs.catching_up(unread, branches)
-        return self._start_round_(choice, expected, float(self._shares_CD[at]))
-
-    def _forwards(self, branches: int) -> Floats:
-        """[C, D]: milliseconds of all forwards of a round."""
-        if branches not in self._forward_ms:
-            at = self.costs.drafter.at
-            drafting = [[at(branches * rows).sum() for rows in rows_D] for rows_D in self._rows_CD]
-            target_C = self.costs.target.at(branches * (1 + self.sizes_C))
-            self._forward_ms[branches] = np.asarray(drafting) + target_C[:, None]
-        return self._forward_ms[branches]
-
-    def _gains(self) -> Floats:
-        """[C, D]: expected accepted drafts of a tree in a round."""
-        mass_C = _acceptance(self._hits_C, self._tries_C, RANK_SHARE)
-        depth_D = _acceptance(self._hits_D, self._tries_D, DEPTH_SHARE).cumsum()
-        most = max(self._tries_D.max(initial=0.0), 1e-9)
-        usual = len(depth_D)
-        if self._tries_D.any():
-            usual = int((self._tries_D >= RANK_SHARE * most).sum())
-        gains_CD: Floats = mass_C.cumsum()[:, None] * (depth_D / depth_D[max(usual, 1) - 1])
-        return gains_CD
+        chosen = size, level
+        choice = DraftSize(nodes, levels, float(tokens_CD[chosen]), float(ms_CD[chosen]))
+        expected = float(forwards_CD[chosen]) + self.costs.catching_up(unread, branches)
+        return self._start_round_(choice, expected, float(self._shares_CD[chosen]))
 
     def learn_(self, owners: Sequence[int], paths: Sequence[Sequence[int]]) -> None:
         if not self.choice.size:
@@ -297,6 +280,3 @@ def _acceptance(hits_X: Floats, tries_X: Floats, share: float) -> Floats:
         before = (hits + NODE_TRIES * share * before) / (tries + NODE_TRIES)
         rates.append(before)
     return np.asarray(rates)
-
-
-AnyChooser = ChainChooser | TreeChooser

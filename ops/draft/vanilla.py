@@ -39,9 +39,10 @@ def logits_of(
 ) -> Tensor:
     """float32 [R, V]: the logits of some rows (flat indices) of one forward."""
     plan = decode_plan(drafter.num_layers)
-    return drafter.forward(
+    logits_RV: Tensor = drafter.forward(
         tokens_BQ, positions_BQ, slots_BQ, attention, kv=kv, plan=plan, logit_rows_R=rows_R, taps=()
     ).logits_RV
+    return logits_RV
 
 
 def write_chain_(
@@ -83,17 +84,16 @@ def write_chain_(
             inputs = work.fresh(seen_S1M, position_SM)
             logits_SV = logits_of(drafter, tokens_BQ, *inputs, kv=kv, rows_R=frame.index_S)
     if work is not None:
-        work.close_()
+        kv.release_(work.slots)
         # rows of finished chains in the forwards of longer ones are padding
         idle = sum(most - max(length, 1) for length in lengths)
         spent = spent.plus(work.spent).plus(DraftWork(padding=idle))
     scores_SN = torch.cat(scores, 1)
     side_outputs_SC = None
-    if entropies:
-        side_outputs_SC = packed(torch.cat(entropies, 1), scores_SN.exp())
-    elif start.looks:  # without drafts, the distribution of the first one is known
-        h_S1 = entropy(logits_SV)[:, None]
-        side_outputs_SC = packed(h_S1, torch.full_like(h_S1, torch.nan))
+    if start.looks:  # without drafts, the distribution of the first one is known
+        h_SN = torch.cat(entropies or [entropy(logits_SV)[:, None]], 1)
+        chance_SN = scores_SN.exp() if entropies else torch.full_like(h_SN, torch.nan)
+        side_outputs_SC = packed(h_SN, chance_SN)
     return replace(
         single_path(torch.cat(tokens, 1), scores_SN),
         valid_SN=torch.arange(most, device=device) < torch.tensor(lengths, device=device)[:, None],

@@ -93,9 +93,6 @@ class BlockManager:
         self.writer: Ints = np.full(len(self.references), NO_SEGMENT, np.int32)
         self.in_use = self.high_water = self.most_wasted = 0
 
-    def __len__(self) -> int:
-        return len(self.references)
-
     def table(self, segment: int) -> list[int]:
         return sorted(self.tables.get(segment, ()))
 
@@ -141,7 +138,7 @@ class BlockManager:
 
     def wasted(self, used: int) -> int:
         """Slots of blocks in use that are not among the `used` ones."""
-        missing = len(self) * self.size - self.slots
+        missing = len(self.references) * self.size - self.slots
         is_short = bool(missing) and self.references[-1] > 0
         return self.in_use * self.size - is_short * missing - used
 
@@ -150,8 +147,10 @@ class BlockManager:
         if self.size == 1:  # every slot is a block by itself
             return zip(owner_Q.tolist(), slots_Q.tolist(), repeat(1, owner_Q.size), strict=True)
         labels_Q = owner_Q.astype(np.int64) + LABEL_OFFSET
-        keys, counts = np.unique(labels_Q * len(self) + slots_Q // self.size, return_counts=True)
-        segments, blocks = np.divmod(keys, len(self))
+        keys, counts = np.unique(
+            labels_Q * len(self.references) + slots_Q // self.size, return_counts=True
+        )
+        segments, blocks = np.divmod(keys, len(self.references))
         segments -= LABEL_OFFSET
         return zip(segments.tolist(), blocks.tolist(), counts.tolist(), strict=True)
 
@@ -206,10 +205,6 @@ class SlotTable:
                 if not region.size:
                     region = Region.between(others, least or size, limit)
         self.regions[home] = region
-
-    def near_(self, home: int, other: int) -> None:
-        """Start a home's region where another's is."""
-        self.regions[home] = Region(self.regions[other].first)
 
     def keys_of(self, homes: Sequence[int]) -> Keys:
         """The slots of some homes: first slot and length of a run, or a list if it is sparse."""
@@ -468,8 +463,7 @@ class KVCache(SlotTable):
     @property
     def slot_bytes(self) -> int:
         """Bytes of one slot over all layers, K and V."""
-        layers, two, heads, _, dim = self.data.shape
-        return layers * two * heads * dim * self.data.element_size()
+        return self.data[:, :, :, 0].nbytes
 
     def wipe_(self, owners: Iterable[int]) -> None:
         """Zero these owners' rows: NaNs would reach forwards that read them, masked or not."""

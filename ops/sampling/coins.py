@@ -5,9 +5,13 @@ coin is a key folded with a token id (Gumbel noise) or a key itself (a uniform n
 SplitMix64 (Steele, Lea, Flood, 2014); logarithms are sums and products of IEEE 754."""
 
 from enum import IntEnum
+from functools import lru_cache
+from typing import TypeVar
 
 import torch
 from torch import Tensor
+
+T = TypeVar("T", Tensor, int)
 
 STEP = 0x9E3779B97F4A7C15  # 2**64 / golden ratio: SplitMix64's increment
 MULTIPLIERS = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
@@ -31,9 +35,10 @@ class CoinRole(IntEnum):
     FINAL = 2
 
 
+@lru_cache(4096)  # asked for again whenever other branches of a round change
 def branch_key(seed: int, branch: int) -> int:
     """The key of a branch (an int64 value) from its request's seed and its index; root is -1."""
-    return _signed(_fold_host(_fold_host(0, seed), branch))
+    return _signed(fold(fold(0, seed), branch) % WORD)
 
 
 def token_keys(key_R: Tensor, position_R: Tensor) -> Tensor:
@@ -50,9 +55,12 @@ def round_keys(
     return fold(key_R, torch.full_like(key_R, int(role)))
 
 
-def fold(key: Tensor, value: Tensor) -> Tensor:
-    """The key of (key, value): int64, any shapes that broadcast."""
-    return _mix(key + value * _signed(STEP))
+def fold(key: T, value: T) -> T:
+    """The key of (key, value): int64, any shapes that broadcast; of integers its low 64 bits."""
+    x = key + value * _signed(STEP)
+    for shift, factor in zip(SHIFTS, MULTIPLIERS, strict=False):
+        x = (x ^ _shifted(x, shift)) * _signed(factor)
+    return x ^ _shifted(x, SHIFTS[-1])
 
 
 def uniforms(key: Tensor) -> Tensor:
@@ -107,23 +115,9 @@ def perturbed(scores_RV: Tensor, key_R: Tensor) -> Tensor:
     return scores_RV.double() + gumbel(key_R, ids_V.expand(scores_RV.shape[0], -1))
 
 
-def _mix(x: Tensor) -> Tensor:
-    for shift, factor in zip(SHIFTS, MULTIPLIERS, strict=False):
-        x = (x ^ _shifted(x, shift)) * _signed(factor)
-    return x ^ _shifted(x, SHIFTS[-1])
-
-
-def _shifted(x: Tensor, count: int) -> Tensor:
-    """Logical shift to the right: int64 shifts copy the sign bit."""
+def _shifted(x: T, count: int) -> T:
+    """Logical shift of 64 bits to the right: int64 shifts copy the sign bit."""
     return (x >> count) & (WORD - 1 >> count)
-
-
-def _fold_host(key: int, value: int) -> int:
-    """`fold` of Python integers, as an unsigned word."""
-    x = (key + value * STEP) % WORD
-    for shift, factor in zip(SHIFTS, MULTIPLIERS, strict=False):
-        x = (x ^ x >> shift) * factor % WORD
-    return x ^ x >> SHIFTS[-1]
 
 
 def _signed(word: int) -> int:

@@ -44,9 +44,9 @@ class SamplingColumns:
 
     def of_rows(self, branch_R: Tensor) -> "SamplingColumns":
         """The columns of rows that belong to these branches."""
-        values = {column.name: getattr(self, column.name) for column in fields(self)}
-        tensors = {name: value for name, value in values.items() if isinstance(value, Tensor)}
-        picks: dict[str, Any] = {name: v.index_select(0, branch_R) for name, v in tensors.items()}
+        values = [(column.name, getattr(self, column.name)) for column in fields(self)]
+        tensors = [(name, value) for name, value in values if isinstance(value, Tensor)]
+        picks: dict[str, Any] = {name: v.index_select(0, branch_R) for name, v in tensors}
         return replace(self, **picks)
 
 
@@ -79,7 +79,9 @@ def columns(
         values = [[value for _, value in row] for row in rows]
         return table(ids, 0, torch.int64), table(values, 0.0, torch.float64)
 
-    bias_ids_SC, biases_SC = pairs([rule.biases for rule in rules])
+    bias_ids_SC, biases_SC = pairs(
+        [(*rule.logit_bias, *((token, -torch.inf) for token in rule.banned)) for rule in rules]
+    )
     stop_ids_SC, stop_biases_SC = pairs(stops)
     return SamplingColumns(
         greedy_S=ints(rule.greedy for rule in rules),
@@ -183,8 +185,7 @@ def warped(scores_RV: Tensor, rows: SamplingColumns) -> Tensor:
     """Temperature and filters; greedy rows stay as they are."""
     kind = scores_RV.dtype
     judged_RV = scores_RV / rows.scale_S.to(kind)[:, None]
-    keep_RV = rows.greedy_S[:, None].expand(scores_RV.shape)
-    keep_RV = keep_RV | _kept_by_rank(judged_RV, rows)
+    keep_RV = rows.greedy_S[:, None] | _kept_by_rank(judged_RV, rows)
     if rows.any_min_p:
         low_R1 = judged_RV.amax(-1, keepdim=True) + rows.min_p_S.log().to(kind)[:, None]
         keep_RV = keep_RV & ((judged_RV >= low_R1) | rows.greedy_S[:, None])

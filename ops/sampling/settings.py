@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass, field
 from enum import StrEnum
-from math import inf
 from typing import Literal
 
 TIES = 64  # additional ids that may tie with the last of the top k
@@ -72,7 +71,8 @@ class SamplingRules:
     plain: bool = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        changes = self.looks_back or self.logit_bias or self.banned
+        looks_back = self.penalises or self.forced or self.min_new_tokens > 0
+        changes = looks_back or self.logit_bias or self.banned
         object.__setattr__(self, "plain", self.greedy and not changes)
 
     @property
@@ -87,11 +87,3 @@ class SamplingRules:
     @property
     def penalises(self) -> bool:
         return self.repetition_penalty != 1 or bool(self.presence_penalty or self.frequency_penalty)
-
-    @property
-    def looks_back(self) -> bool:
-        return self.penalises or bool(self.forced) or self.min_new_tokens > 0
-
-    @property
-    def biases(self) -> tuple[tuple[int, float], ...]:
-        return (*self.logit_bias, *((token, -inf) for token in self.banned))

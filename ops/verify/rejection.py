@@ -55,8 +55,8 @@ def accept_chain(
     below its h, never fewer drafts than CHAIN; `chance_SN` is h.
 
     p_STV: target's distribution before the first draft, and after each. q_SNV: of each draft."""
-    p_STV = _wide(p_STV)
-    q_SNV = None if q_SNV is None else _wide(q_SNV)
+    p_STV = p_STV.to(torch.promote_types(p_STV.dtype, torch.float32))
+    q_SNV = None if q_SNV is None else q_SNV.to(torch.promote_types(q_SNV.dtype, torch.float32))
     p_SN = p_STV[:, :-1].gather(2, tokens_SN[..., None]).squeeze(2)
     q_SN = _of_tokens(q_SNV, tokens_SN, p_SN)
     if rule is Rule.BLOCK:
@@ -64,7 +64,14 @@ def accept_chain(
         for ratio_S in torch.where(q_SN > 0, p_SN / q_SN, 0.0).unbind(1):
             ratios.append((ratios[-1] * ratio_S).clamp(max=1.0))
         ratio_ST = torch.stack(ratios, dim=1)
-        chance_SN = _block_chance(p_STV, q_SNV, tokens_SN, ratio_ST, valid_SN=valid_SN)
+        # h of each prefix; the longest one's is its w
+        inner_STV = p_STV[:, 1:-1] * ratio_ST[:, 1:-1, None]
+        q_inner_SNV = None if q_SNV is None else q_SNV[:, 1:]
+        excess_SN = _excess(inner_STV, q_inner_SNV, tokens_SN[:, 1:]).sum(-1)
+        against_SN = excess_SN + 1 - ratio_ST[:, 1:-1]
+        inner_SN = torch.where(against_SN > 0, excess_SN / against_SN, 1.0)
+        inner_SN = inner_SN.where(valid_SN[:, 1:], ratio_ST[:, 1:-1])
+        chance_SN = torch.cat([inner_SN, ratio_ST[:, -1:]], dim=1)
         accepted_SN = ((r_SN < chance_SN) & valid_SN).int().flip(1).cumsum(1).flip(1) > 0
         tried_SN = valid_SN
     else:
@@ -108,8 +115,8 @@ def accept_tree(
     the nodes where a path can end. Raises ValueError: the rule and q do not fit."""
     if (q_STV is not None) != (rule in (Rule.WITH_REPLACEMENT, Rule.WITHOUT_REPLACEMENT)):
         raise ValueError(f"rule {rule!r} and {'no ' if q_STV is None else ''}q do not fit")
-    p_STV = _wide(p_STV)
-    q_STV = None if q_STV is None else _wide(q_STV)
+    p_STV = p_STV.to(torch.promote_types(p_STV.dtype, torch.float32))
+    q_STV = None if q_STV is None else q_STV.to(torch.promote_types(q_STV.dtype, torch.float32))
     p_SV = p_STV[:, 0]  # p and q of the current node, without its rejected children
     q_SV = None if q_STV is None else q_STV[:, 0]
     at_S = torch.zeros(len(p_STV), dtype=torch.int64, device=p_STV.device)
@@ -146,10 +153,6 @@ def accept_tree(
     )
 
 
-def _wide(probs: Tensor) -> Tensor:
-    return probs if probs.dtype == torch.float64 else probs.float()
-
-
 def _of_tokens(q: Tensor | None, tokens: Tensor, like: Tensor) -> Tensor:
     """q of the drafted tokens; 1 where q is one-hot."""
     return torch.ones_like(like) if q is None else q.gather(-1, tokens[..., None]).squeeze(-1)
@@ -173,37 +176,16 @@ def _normalised(weights_RV: Tensor, otherwise_RV: Tensor) -> Tensor:
     return torch.where(total_R1 > 0, weights_RV / total_R1, otherwise_RV)
 
 
-def _block_chance(
-    p_STV: Tensor, q_SNV: Tensor | None, tokens_SN: Tensor, ratio_ST: Tensor, valid_SN: Tensor
-) -> Tensor:
-    """[S, N]: h of each prefix; the longest one's is its w."""
-    inner_STV = p_STV[:, 1:-1] * ratio_ST[:, 1:-1, None]
-    q_inner_SNV = None if q_SNV is None else q_SNV[:, 1:]
-    excess_SN = _excess(inner_STV, q_inner_SNV, tokens_SN[:, 1:]).sum(-1)
-    ratio_SN = ratio_ST[:, 1:]
-    against_SN = excess_SN + 1 - ratio_SN[:, :-1]
-    inner_SN = torch.where(against_SN > 0, excess_SN / against_SN, 1.0)
-    return torch.cat([inner_SN.where(valid_SN[:, 1:], ratio_SN[:, :-1]), ratio_SN[:, -1:]], dim=1)
-
-
-@dataclass(frozen=True, slots=True)
-class RoundCoins:
-    """Uniform numbers of a round: r_SN of the drafts, u_ST of the nodes where a path may end."""
-
-    r_SN: Tensor
-    u_ST: Tensor
-
-    @classmethod
-    def of(cls, key_S: Tensor, position_S: Tensor, proposal: Proposal) -> "RoundCoins":
-        """From int64, the keys of the branches and the positions of the roots."""
-        nodes = (proposal.depths_SN, sibling_ranks(proposal.parents_SN))
-        depths_ST, ranks_ST = (F.pad(value_SN, (1, 0)) for value_SN in nodes)  # the root has 0, 0
-        key_S1 = key_S[:, None]
-        root_S1 = position_S[:, None]
-        return cls(
-            uniforms(round_keys(key_S1, root_S1, *nodes, CoinRole.ACCEPT)),
-            uniforms(round_keys(key_S1, root_S1, depths_ST, ranks_ST, role=CoinRole.FINAL)),
-        )
+def round_coins(key_S: Tensor, position_S: Tensor, proposal: Proposal) -> tuple[Tensor, Tensor]:
+    """Uniform numbers of a round: r_SN of the drafts, u_ST of the nodes where a path may end; from
+    int64, the keys of the branches and the positions of the roots."""
+    nodes = (proposal.depths_SN, sibling_ranks(proposal.parents_SN))
+    depths_ST, ranks_ST = (F.pad(value_SN, (1, 0)) for value_SN in nodes)  # the root has 0, 0
+    key_S1 = key_S[:, None]
+    root_S1 = position_S[:, None]
+    r_SN = uniforms(round_keys(key_S1, root_S1, *nodes, CoinRole.ACCEPT))
+    u_ST = uniforms(round_keys(key_S1, root_S1, depths_ST, ranks_ST, role=CoinRole.FINAL))
+    return r_SN, u_ST
 
 
 def sibling_ranks(parents_SN: Tensor) -> Tensor:
@@ -220,18 +202,18 @@ def rule_for(proposal: Proposal, rule: str | None, draws: str) -> Rule:
 def accept_rejection(
     p_STV: Tensor,
     proposal: Proposal,
-    coins: RoundCoins,
+    coins: tuple[Tensor, Tensor],
     rule: Rule,
     *,
     skip_sample_adjustment: bool = False,
 ) -> Acceptance:
-    """Accept drafts of all trees against the target's distributions after each node.
-    skip_sample_adjustment: draw the last token from p even after a rejected draft; not lossless."""
+    """Accept drafts of all trees against the target's distributions after each node. coins: of
+    `round_coins`. skip_sample_adjustment: draw the last token from p even after a rejected draft;
+    not lossless."""
     q_STV = proposal.draft_probs_STV
     tokens_SN = proposal.tokens_SN
     valid_SN = proposal.valid_SN
-    r_SN = coins.r_SN
-    u_ST = coins.u_ST
+    r_SN, u_ST = coins
     if rule in CHAIN_RULES and not proposal.is_chain:
         raise ValueError(f"rule {rule.value!r} is for chains, not for trees")
     if rule in CHAIN_RULES:

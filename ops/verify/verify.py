@@ -15,7 +15,7 @@ from ..sampling.coins import gumbel, perturbed, ranked, token_keys
 from ..sampling.processors import choose, filler_ids, probabilities, process
 from ..sampling.settings import Accept, Rule
 from ..types import Proposal, Rows
-from .rejection import RoundCoins, accept_rejection, rule_for
+from .rejection import accept_rejection, round_coins, rule_for
 
 BROKEN = -2  # the token of a row with NaN scores
 BEST = 64  # ids per node that a grammar sees without a further read
@@ -139,9 +139,8 @@ class DraftFigures:
 def unpacked(bits_NC: npt.NDArray[np.int64]) -> list[DraftFigures]:
     """One tree's figures from `TreeFigures.bits_SNC`."""
     floats = np.ascontiguousarray(bits_NC[:, 1:]).view(np.float64).tolist()
-    values = ([number if np.isfinite(number) else None for number in row] for row in floats)
-    rows = zip(bits_NC[:, 0].tolist(), values, strict=True)
-    return [DraftFigures(draw, *numbers) for draw, numbers in rows]
+    rows = zip(bits_NC[:, 0].tolist(), floats, strict=True)
+    return [DraftFigures(draw, *(x if np.isfinite(x) else None for x in row)) for draw, row in rows]
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,14 +189,14 @@ def accept(
         used = rule_for(proposal, rule, draws)
         p_STV = probabilities(scored.scores_RV, scored.greedy_R()).view(trees, nodes, -1)
         key_S = tokens_SN.new_zeros(trees) if rows.sampler is None else rows.sampler.key_S[:trees]
-        coins = RoundCoins.of(key_S, rows.of_trees(rows.positions_BQ)[:, 0], proposal)
+        coins = round_coins(key_S, rows.of_trees(rows.positions_BQ)[:, 0], proposal)
         verdict = accept_rejection(
             p_STV, proposal, coins, used, skip_sample_adjustment=skip_sample_adjustment
         )
         path_ST = verdict.path_ST
         broken_ST = scored.broken_R.view(trees, nodes) & path_ST
         bonus_S = verdict.bonus_S.masked_fill(broken_ST.any(1), BROKEN)
-        numbers = (verdict.p_SN, verdict.q_SN, coins.r_SN, verdict.chance_SN)
+        numbers = (verdict.p_SN, verdict.q_SN, coins[0], verdict.chance_SN)
     else:
         path_ST, bonus_S = matching(proposal, rows.ancestors_STT, drawn_ST)
     figures = None

@@ -21,9 +21,6 @@ if TYPE_CHECKING:
     from ..round import CommittedRows
 
 
-UNKNOWN_BLOCK = 8  # rows of a block in the checks of a graph, before its checkpoint is known
-
-
 class DFlashSettings(TreeSettings):
     """A DFlash model fills a block of masks per branch in one forward (arXiv 2602.06036)."""
 
@@ -43,7 +40,7 @@ class DFlashSettings(TreeSettings):
 
     @property
     def rows(self) -> int:
-        return self.block_size or UNKNOWN_BLOCK
+        return self.block_size or 8  # in the checks of a graph, before its checkpoint is known
 
     @property
     def offered(self) -> int | Mapping[int, int]:

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
+from ...ops.draft.ngram import CountTable, HostTree, SuffixIndex, count_tree, lookup_tree
 from ..drafter import DraftContext, Drafter
 from ..graph.drafter_settings import Nodes, TreeSettings
 from ..yaml.spec import Int
 
 if TYPE_CHECKING:
     from ...ops.draft.gamma import GammaRecord
-    from ...ops.draft.ngram import SuffixIndex
-    from ...ops.draft.proposals import HostTree
     from ...ops.types import Proposal
     from ..request import Branch, Request
     from ..round import RoundResult
@@ -41,17 +42,18 @@ class NgramSettings(TreeSettings):
 
 
 class NgramDrafter(Drafter):
-    """Drafts from committed tokens: those of a branch (`indices`), or their counts (`tables`)."""
+    """Drafts from committed tokens: those of a branch (`indices`), or their counts. tables: by
+    request, of which a branch has its own table over a read-only one of the prompt, or all have
+    one, by the scope; of the session under ()."""
 
     Settings = NgramSettings
     settings: NgramSettings
 
     def __init__(self, settings: NgramSettings, context: DraftContext) -> None:
         super().__init__(settings, context)
-        from ...ops.draft.ngram import CountTables, Scope
-
         self.indices: dict[int, SuffixIndex] = {}
-        self.tables = CountTables(Scope(settings.scope), settings.longest + 1, settings.width)
+        table = partial(CountTable, settings.longest + 1, width=settings.width)
+        self.tables: defaultdict[tuple[str | int, ...], CountTable] = defaultdict(table)
         self._counted: dict[int, int] = {}  # tokens of its context that a branch has counted
         self._fillers: dict[int, list[Sequence[int]]] = {}
         self._open: set[int] = set()
@@ -67,10 +69,8 @@ class NgramDrafter(Drafter):
 
     def lookup_(self, branch: Branch, nodes: int) -> HostTree:
         """Prompt lookup: what followed the last tokens of the branch before."""
-        from ...ops.draft.ngram import SuffixIndex, lookup_tree
-
         index = self.indices.setdefault(branch.owner, SuffixIndex(self.settings.longest))
-        index.append_(branch.context(len(index)))
+        index.append_(branch.context(len(index.ids)))
         return lookup_tree(
             index,
             nodes=nodes,
@@ -81,14 +81,8 @@ class NgramDrafter(Drafter):
 
     def count_(self, branch: Branch, nodes: int) -> HostTree:
         """NASD: what mostly followed, by the counts of the settings' scope."""
-        from ...ops.draft.ngram import count_tree
-
-        request = branch.request
-        if request.prefix_owner not in self._open:
-            self._open.add(request.prefix_owner)
-            self.tables.open_(request.key, request.context)
-        tables = self.tables.tables_(request.key, branch.owner)
-        start = self._counted.get(branch.owner, len(request.context))
+        tables = self.tables_(branch)
+        start = self._counted.get(branch.owner, len(branch.request.context))
         fillers = self._fillers.pop(branch.owner, [])
         missing = branch.size - start - len(fillers)  # a root token was drawn without any
         first = max(start - self.settings.longest, 0)  # contexts of what follows
@@ -101,8 +95,18 @@ class NgramDrafter(Drafter):
             nodes=nodes,
             levels=self.settings.draft_depth,
             width=self.settings.width,
-            stop_ids=request.stop_ids,
+            stop_ids=branch.request.stop_ids,
         )
+
+    def tables_(self, branch: Branch) -> list[CountTable]:
+        """The tables a branch drafts from; the last one is the one that it adds to."""
+        request = branch.request
+        shared = self.tables[() if self.settings.scope == "session" else (request.key,)]
+        if request.prefix_owner not in self._open:
+            self._open.add(request.prefix_owner)
+            shared.learn_(request.context)
+        is_own = self.settings.scope == "branch"
+        return [shared, self.tables[request.key, branch.owner]] if is_own else [shared]
 
     def learn(
         self, branches: Sequence[Branch], result: RoundResult, paths: Sequence[Sequence[int]]
@@ -116,7 +120,8 @@ class NgramDrafter(Drafter):
 
     def close(self, request: Request) -> None:
         self._open.discard(request.prefix_owner)
-        self.tables.close_(request.key)
+        for key in [key for key in self.tables if key[:1] == (request.key,)]:
+            del self.tables[key]
         for branch in request.all_branches():
             for memory in (self.indices, self._counted, self._fillers):
                 memory.pop(branch.owner, None)

@@ -7,19 +7,10 @@ from dataclasses import replace
 from math import nan
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from ...ops.draft.gamma import (
-    LOOKING,
-    GammaRecord,
-    GammaState,
-    Policy,
-    first_state,
-    longest,
-    next_state,
-    plan,
-)
+from ...ops.draft.gamma import GammaRecord, GammaState, Policy, first_state, next_state, plan
 from ..drafter import DraftContext, Drafter, TextRows
 from ..graph.drafter_settings import ChoosingSettings
 from ..yaml.spec import Count, Int, Text
@@ -33,6 +24,16 @@ if TYPE_CHECKING:
     from ..round import CommittedRows, RoundResult
 
 
+PLUGGED_IN = ("svip", "confidence", "adaedl", "heuristic")
+
+
+def _shipped(policy: Any) -> Any:
+    if policy in PLUGGED_IN:
+        what = "{policy} is a policy of the drafter adaptive: pip install ./examples/draft_lengths"
+        raise PydanticCustomError("gamma", what, {"policy": policy})
+    return policy
+
+
 class VanillaSettings(ChoosingSettings):
     """A small language model of the target's tokenizer drafts a chain per branch."""
 
@@ -40,14 +41,12 @@ class VanillaSettings(ChoosingSettings):
     has_model: ClassVar[bool] = True
     gamma: Int = Field(5, ge=0, le=1024)
     """drafts per branch and round"""
-    gamma_policy: Policy = "fixed"
+    gamma_policy: Annotated[Policy, BeforeValidator(_shipped)] = "fixed"
     """how the number of drafts of a branch is chosen"""
     gamma_min: Int = Field(1, ge=0, le=1024)
     """fewest drafts of a policy"""
     gamma_max: Count | None = None
     """most drafts of a policy; gamma if not given"""
-    gamma_limit: Annotated[float, Field(strict=True, ge=0, le=10)] | None = None
-    """threshold of svip (0.3 if not given), confidence (0.4) and, at the start, adaedl (0.4)"""
     egag_mode: Literal["linear", "seed"] = "linear"
     """from entropy to length, between the bounds or up to gamma_max"""
     egag_ema_beta: Annotated[float, Field(strict=True, ge=0, lt=1)] = 0.0
@@ -61,15 +60,17 @@ class VanillaSettings(ChoosingSettings):
 
     @model_validator(mode="after")
     def _lengths_are_valid(self) -> Self:
-        if self.gamma_min > longest(self):
+        longest = self.gamma_max or max(self.gamma, 1)
+        if self.gamma_min > longest:
             what = "draft lengths need 0 <= gamma_min <= gamma_max, gamma_max >= 1 and gamma >= 0, "
-            what += f"not {self.gamma_min}, {longest(self)} and {self.gamma}"
+            what += f"not {self.gamma_min}, {longest} and {self.gamma}"
             raise PydanticCustomError("gamma", "{why}", {"why": what})
         return self
 
     @property
     def offered(self) -> int:
-        return self.gamma if self.gamma_policy == "fixed" else longest(self)
+        longest = self.gamma_max or max(self.gamma, 1)
+        return self.gamma if self.gamma_policy == "fixed" else longest
 
     @property
     def chooses(self) -> bool:
@@ -86,18 +87,23 @@ class VanillaSettings(ChoosingSettings):
 
 class VanillaDrafter(Drafter):
     """Reads token ids alone, the next root included, and writes on. planned: the chains of this
-    round; lengths: by branch, the state of the length policy."""
+    round; lengths: by branch, the state of the length policy; looks: whether the policy reads the
+    drafter's distributions. A further policy is a subclass with its own `first_state` and
+    `next_state`, as in `examples/draft_lengths`."""
 
     Settings = VanillaSettings
     settings: VanillaSettings
     loader = "load_vanilla"
     reads_root = True
+    first_state = staticmethod(first_state)
+    next_state = staticmethod(next_state)
 
     def __init__(self, settings: VanillaSettings, context: DraftContext) -> None:
         super().__init__(settings, context)
         self.planned: list[GammaRecord] = []
         self.lengths: dict[int, GammaState] = {}
         self.memory = (*self.memory, self.lengths)
+        self.looks = settings.gamma_policy == "egag"
 
     @classmethod
     def logits(cls, model: Any, text: TextRows) -> Tensor:
@@ -119,12 +125,11 @@ class VanillaDrafter(Drafter):
         lengths = self.plan_(self.active)
         if isinstance(batch, tuple):
             return batch
-        looks = self.settings.gamma_policy in LOOKING
         rows = batch.rows
         attention = plan_attention(rows, self.kv, attention=batch.attention)
         inputs = rows.tokens_BQ, rows.positions_BQ, rows.slots_BQ, attention
         logits_SV = logits_of(self.model, *inputs, self.kv, rows.tips_R)
-        return ChainStart(logits_SV, lengths, looks, batch)
+        return ChainStart(logits_SV, lengths, self.looks, batch)
 
     def grow(self, frontier: ChainStart | tuple[Branch, ...]) -> Proposal:
         from ...ops.draft.proposals import Drawing
@@ -137,10 +142,10 @@ class VanillaDrafter(Drafter):
 
     def plan_(self, branches: Sequence[Branch]) -> tuple[int, ...]:
         """How many drafts each branch gets in this round."""
-        if self.choice is not None and branches:
+        if self.chooser is not None and branches:
             self.planned = [
                 GammaRecord(nan, nan, count, nan, gamma=count, gamma_eff=count)
-                for count in self.choice.lengths
+                for count in self.chooser.choice.lengths
             ]
         else:
             size = self.model.vocab_size
@@ -151,7 +156,7 @@ class VanillaDrafter(Drafter):
         return tuple(length.gamma_eff for length in self.planned)
 
     def _state(self, branch: Branch) -> GammaState:
-        return self.lengths.get(branch.owner) or first_state(self.settings)
+        return self.lengths.get(branch.owner) or self.first_state(self.settings)
 
     def learn(
         self, branches: Sequence[Branch], result: RoundResult, paths: Sequence[Sequence[int]]
@@ -167,7 +172,7 @@ class VanillaDrafter(Drafter):
         trees = zip(branches, self.planned, figures, paths, strict=True)
         for branch, length, distributions, path in trees:
             accepted = len(path) - 1
-            self.lengths[branch.owner] = next_state(
+            self.lengths[branch.owner] = self.next_state(
                 self.settings, self._state(branch), length, accepted, figures=distributions
             )
             records.append(replace(length, accepted=accepted))

@@ -40,7 +40,7 @@ BUILT_IN = {
 }
 """By kind the class in `states`, as module:class."""
 
-PLUG_INS = {"eagle1": "examples/eagle1"}
+PLUG_INS = {"eagle1": "examples/eagle1", "adaptive": "examples/draft_lengths"}
 """By kind the folder of the repository with its package."""
 
 _STATES = f"{__name__.split('.')[0]}.states"

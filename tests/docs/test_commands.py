@@ -20,6 +20,7 @@ NOT_RUN: dict[str, dict[str, int]] = {
     "CONTRIBUTING.md": {"checkout": 7, "install": 1},
     "examples/own_drafter/README.md": {"install": 1},
     "examples/eagle1/README.md": {"install": 1},
+    "examples/draft_lengths/README.md": {"install": 1},
     "docs/benchmarks.md": {"checkout": 1},
     "docs/cli.md": {"minutes": 4, "models": 1, "network": 2},
     "docs/cluster.md": {"install": 1, "models": 1, "other test": 2},

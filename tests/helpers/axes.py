@@ -84,7 +84,7 @@ RULES: dict[str, tuple[str, ...]] = {
 }
 REJECTING = {
     ("vanilla", 0): ("chain", "sampled"),
-    ("vanilla", 4): ("block", "sampled"),
+    ("adaptive", 2): ("block", "sampled"),
     ("dflash", 0): ("block", "sampled"),
     ("dflash", 1): ("topk", ""),
     ("eagle3", 0): ("topk", ""),
@@ -198,7 +198,9 @@ def settled(case: Case) -> Case:
         case = replace(case, block_size=1)
     if case.kv_slots < 3000:
         case = replace(case, parts=min(case.parts, 3), prompts="short", budget=min(case.budget, 10))
-    trees = case.drafter[0] not in ("none", "vanilla") and "auto" not in str(_drafter_sets(case))
+    trees = case.drafter[0] not in ("none", "vanilla", "adaptive") and "auto" not in str(
+        _drafter_sets(case)
+    )
     if not trees:
         case = replace(case, rows_per_round=0)
     if not case.temperature:

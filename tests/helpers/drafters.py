@@ -11,7 +11,7 @@ from helpers.support import Tiny
 from helpers.tiny import write_tiny_dflash, write_tiny_eagle
 from specsot.engine.models import Models, with_drafter
 
-KINDS = ("eagle3", "eagle2", "eagle1", "dflash", "vanilla", "ngram")
+KINDS = ("eagle3", "eagle2", "eagle1", "dflash", "vanilla", "adaptive", "ngram")
 SETTINGS: dict[str, tuple[tuple[str, ...], ...]] = {
     "eagle3": (
         ("drafter.num_draft_tokens=6", "drafter.draft_depth=3", "drafter.top_k=4"),
@@ -33,6 +33,8 @@ SETTINGS: dict[str, tuple[tuple[str, ...], ...]] = {
     "vanilla": (
         ("drafter.gamma=3",),
         ("drafter.gamma_policy=egag", "drafter.gamma_max=4", "drafter.egag_ema_beta=0.5"),
+    ),
+    "adaptive": (
         ("drafter.gamma_policy=heuristic", "drafter.gamma=2", "drafter.gamma_max=5"),
         ("drafter.gamma_policy=svip", "drafter.gamma=4"),
         ("drafter.gamma_policy=confidence", "drafter.gamma=4"),

@@ -19,10 +19,10 @@ from specsot.ops.sampling.settings import Accept, Draws, Rule, SamplingRules
 from specsot.ops.types import Proposal, ancestors
 from specsot.ops.verify.rejection import (
     Acceptance,
-    RoundCoins,
     accept_chain,
     accept_rejection,
     inverse_cdf,
+    round_coins,
 )
 from specsot.ops.verify.verify import matching
 
@@ -277,7 +277,7 @@ def judged_round(rule: Rule, draws: Draws, *, skip_sample_adjustment: bool = Fal
         drawing = Drawing(_sampler(toy, now), Accept.REJECTION, now.root_S, now.last_S)
         proposal = _proposal(toy, drawing, width, draws)
         before_ST = torch.cat([now.last_S[:, None], proposal.tokens_SN], 1)
-        coins = RoundCoins.of(now.key_S, now.root_S, proposal)
+        coins = round_coins(now.key_S, now.root_S, proposal)
         p_STV = toy.p_KV[before_ST]
         verdict = accept_rejection(
             p_STV, proposal, coins, rule, skip_sample_adjustment=skip_sample_adjustment

@@ -5,7 +5,8 @@ from typing import Any
 
 import torch
 
-from specsot.ops.draft.proposals import HostTree, pack
+from specsot.ops.draft.ngram import HostTree
+from specsot.ops.draft.proposals import pack
 from specsot.ops.forward import HostReader
 from specsot.ops.kv.pool import KVCache
 from specsot.ops.types import Proposal

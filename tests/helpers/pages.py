@@ -17,6 +17,7 @@ PAGES = (
     "CONTRIBUTING.md",
     "examples/own_drafter/README.md",
     "examples/eagle1/README.md",
+    "examples/draft_lengths/README.md",
     *sorted(str(p.relative_to(ROOT)) for p in (ROOT / "docs").glob("*.md")),
     "docs/certificates/README.md",
 )

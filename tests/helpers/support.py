@@ -373,7 +373,7 @@ def _check_draft_rows(run: EngineCore) -> None:
     for part in book.drafter.parts:
         assert {s.owner for s in part.inbox} <= alive, "queued rows of a finished branch"
     drafter = book.drafter.parts[0]
-    choice = drafter.choice
+    choice = drafter.chooser and drafter.chooser.choice
     if run.state == "expand_root" and (choice is None or choice.size):
         for branch in book.active:
             held = _positions(run, pool, branch)

@@ -50,9 +50,7 @@ MAY_IMPORT = {
     "states/text": "states/yaml ops models models/load",
     "states/drafters": "states states/graph states/yaml ops ops/*",
     "states/phases": "states states/text ops ops/*",
-    "engine": (
-        "models models/* states states/yaml states/graph states/text states/phases ops ops/kv"
-    ),
+    "engine": ("models models/* states states/yaml states/graph states/text states/phases ops/kv"),
     "engine/prepare": "engine states states/yaml states/graph states/text models ops ops/sampling",
     "engine/chunks": "engine states/yaml states/graph states/text models models/load ops",
     "engine/record": "engine engine/chunks states ops",

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from specsot.states.graph.plugins import PLUG_INS
+
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "own_drafter"
 EAGLE1 = ROOT / "examples" / "eagle1"
@@ -35,14 +37,15 @@ finally:
 """
 SPECSOT = [place for place in sys.path if (Path(place) / "specsot").is_dir()]
 ECHO = ("--set", "drafter.kind=echo")
-STATIC = ("--set", "drafter.kind=eagle1")
+LENGTHS = ROOT / "examples" / "draft_lengths"
 
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     work = tmp_path_factory.mktemp("examples")
-    sources = [work / example.name for example in (EXAMPLE, EAGLE1)]
-    for example, source in zip((EXAMPLE, EAGLE1), sources, strict=True):
+    examples = (EXAMPLE, EAGLE1, LENGTHS)
+    sources = [work / example.name for example in examples]
+    for example, source in zip(examples, sources, strict=True):
         shutil.copytree(example, source, ignore=LEFT_OUT)
     pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check", "install"]
     offline = ["--no-index", "--no-deps", "--no-build-isolation"]
@@ -95,24 +98,30 @@ def test_they_draft_and_change_no_token(site: Path) -> None:
     echo = str(EXAMPLE / "echo.yaml")
     cases = [(echo, "none", "bim"), (echo, "echo", "bim"), (echo, "echo", "batching")]
     cases += [("eagle2", "none", "bim"), ("eagle2", "eagle1", "bim")]
+    cases += [("bim_vanilla", "none", "bim"), ("bim_vanilla", "adaptive", "bim")]
     words = "--no-tui --threads 1 --max-new-tokens 24 --set drafter.kind={} --set layout.kind={}"
     runs = [f"run {graph} {words.format(kind, layout)}" for graph, kind, layout in cases]
     text = call(site, RUN, " then ".join(runs))
     digests = re.findall(r"digest (\w+)", text)
-    assert len(digests) == 5 and len({*digests[:3]}) == len({*digests[3:]}) == 1
+    assert len(digests) == 7
+    assert len({*digests[:3]}) == len({*digests[3:5]}) == len({*digests[5:]}) == 1
     accepted = [int(share) > 0 for share in re.findall(r"acceptance (\d+) %", text)]
     assert accepted == [kind != "none" for _, kind, _ in cases]
     manifests = sorted((site.parent / "runs").glob("*/manifest.json"), key=os.path.getmtime)
     versions = [json.loads(manifest.read_text())["versions"] for manifest in manifests]
     assert versions[2]["own-drafter"] and versions[4]["specsot-eagle1"]
+    assert versions[6]["specsot-draft-lengths"]
 
 
-def test_a_graph_of_eagle1_without_its_package_names_it(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("kind", "folder"), PLUG_INS.items())
+def test_a_graph_of_a_plug_in_without_its_package_names_it(
+    kind: str, folder: str, tmp_path: Path
+) -> None:
     empty = tmp_path / "site"
     empty.mkdir()
-    text = call(empty, RUN, "check", "eagle2", *STATIC, code=3)
-    message = "the drafter 'eagle1' is a plug-in: pip install ./examples/eagle1 [G106]"
-    assert f"--set drafter.kind=eagle1: drafter: {message}" in text
+    text = call(empty, RUN, "check", "eagle2", "--set", f"drafter.kind={kind}", code=3)
+    message = f"the drafter '{kind}' is a plug-in: pip install ./{folder} [G106]"
+    assert f"--set drafter.kind={kind}: drafter: {message}" in text
 
 
 def test_its_fault_is_its_own(site: Path) -> None:

@@ -1,5 +1,6 @@
 """CacheBlend: layer plans and their costs, which rows are recomputed, roles, budgets, ties."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,6 @@ import torch
 from specsot.ops.blend import Blend, BlendRows, ChunkKV, RowRole, deviation, join, pick, where_true
 from specsot.ops.layer_plan import (
     BlendSettings,
-    LayerShape,
     blend_flops,
     compile_layer_plan,
     decode_plan,
@@ -47,19 +47,23 @@ def test_when_nothing_is_gained_the_plan_is_plain() -> None:
     assert BlendSettings().kind_for(5000) == "plain"
 
 
+def shape_of(**sizes: int) -> Any:
+    return SimpleNamespace(**sizes)
+
+
 @pytest.mark.parametrize(
     ("ratio", "speedup"),
     [(0.0, 20), (0.05, 10), (0.1, 6.9), (0.15, 5.2), (0.18, 4.5), (0.3, 3.0), (0.5, 1.9)],
 )
 def test_a_model_of_four_billion_at_4096_tokens(ratio: float, speedup: float) -> None:
-    shape = LayerShape(hidden=2560, inner=9728, heads=32, kv_heads=8, head_dim=128)
+    shape = shape_of(hidden_size=2560, intermediate_size=9728, heads=32, kv_heads=8, head_dim=128)
     full = prefill_flops(shape, 36, 4096)
     part = blend_flops(shape, 36, BlendSettings(plan="blend", ratios=(ratio,)), 4032, 64)
     assert full / part == pytest.approx(speedup, rel=0.05)
 
 
 def test_operations_counted_by_hand() -> None:
-    shape = LayerShape(hidden=3, inner=5, heads=2, kv_heads=1, head_dim=4)
+    shape = shape_of(hidden_size=3, intermediate_size=5, heads=2, kv_heads=1, head_dim=4)
     layer = (
         2 * 2 * 3 * (8 + 4 + 4)  # projections of two rows
         + 2 * 2 * (1 + 2) * 8  # scores and sums: the first row sees one key, the second two

@@ -194,6 +194,7 @@ def test_lengths_follow_the_heuristic_schedule(tiny: Make, graphs: Graphs, case:
         tiny(),
         5,
         budget,
+        "drafter.kind=adaptive",
         "drafter.gamma_policy=heuristic",
         f"drafter.gamma={case['start']}",
         f"drafter.gamma_max={max(*gammas, *(row['next'] for row in rows))}",

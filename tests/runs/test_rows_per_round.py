@@ -35,6 +35,7 @@ from specsot.engine.run.session import Session
 from specsot.ops.draft.proposals import share
 from specsot.ops.types import Proposal
 from specsot.states.admission import request_slots
+from specsot.states.drafters.vanilla import PLUGGED_IN
 from specsot.states.layout import Layout
 from specsot.states.machine import OpRan
 from specsot.states.phases import continuous_decode, verify
@@ -227,7 +228,7 @@ def test_a_pool_that_is_exactly_full_runs_all_branches_at_once(
             assert most == 3 - less
 
 
-POLICIES = ("fixed", "egag", "heuristic", "svip", "confidence", "adaedl", "cost")
+POLICIES = ("fixed", "egag", *PLUGGED_IN, "cost")
 
 
 def choosing_session_of(
@@ -268,9 +269,8 @@ def rounds_of(
 def test_only_drafts_have_rows(policy: str, layout: str, tiny: Make, graphs: Graphs) -> None:
     costs = CHOOSING["vanilla"][-1:] if policy == "cost" else ()
     sets = (f"drafter.gamma_policy={policy}", "drafter.gamma_max=5", f"layout.kind={layout}")
-    _, rounds, found = rounds_of(
-        choosing_session_of(graphs, tiny("llama"), "vanilla", *sets, *costs)
-    )
+    kind = "adaptive" if policy in PLUGGED_IN else "vanilla"
+    _, rounds, found = rounds_of(choosing_session_of(graphs, tiny("llama"), kind, *sets, *costs))
     lengths, forwards, rested = [], 0, 0
     for batch, summary in rounds:
         drafts = [sum(token >= 0 for token in tree.tokens) - 1 for tree in summary.trees]

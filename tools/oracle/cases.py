@@ -178,9 +178,15 @@ FURTHER: dict[str, tuple[str, str, str]] = {
         )
     },
     **{
-        f"gamma_{policy}": ("speculative", "both", f"drafter.gamma_policy={policy} {more}")
-        for policy in ("egag", "heuristic", "svip", "confidence", "adaedl")
-        for more in (f"drafter.gamma_max=6 {HOT}",)
+        f"gamma_{policy}": ("speculative", "both", f"{more} drafter.gamma_policy={policy} {HOT}")
+        for more, policies in (
+            ("drafter.gamma_max=6", ("egag",)),
+            (
+                "drafter.kind=adaptive drafter.gamma=4 drafter.draws=sampled drafter.gamma_max=6",
+                ("heuristic", "svip", "confidence", "adaedl"),
+            ),
+        )
+        for policy in policies
     },
     "gamma_cost": ("speculative", "both", f"drafter.gamma_policy=cost {COSTS}"),
     "nodes_auto": ("bim_eagle", "both", f"drafter.num_draft_tokens=auto {COSTS}"),

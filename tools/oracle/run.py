@@ -89,6 +89,7 @@ def warm() -> None:
     """Import in this process what most cases need, by one small run."""
     os.environ.update(QUIET | SINGLE)
     install("eagle1")
+    install("draft_lengths")
     for name in [one for one in os.environ if one.startswith("SPECSOT_")]:
         del os.environ[name]
     words = ["run", "bim_eagle", "Hello", "--max-new-tokens", "1", "--threads", "1", "-q"]

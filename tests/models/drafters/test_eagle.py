@@ -18,7 +18,6 @@ from specsot.models.drafters.eagle import Eagle, Eagle3
 from specsot.models.files import ModelError
 from specsot.models.load.weights import load_eagle, load_eagle3, load_target, model_hash
 from specsot.ops.attention.backends import AttentionPlan
-from specsot.ops.forward import HiddenDrafter
 
 LIMIT = 1e-4
 TARGET = EAGLE_GOLDEN / "targets" / "llama"
@@ -86,8 +85,7 @@ def test_predictions_are_the_recorded_ones_in_every_precision(
 
 def test_every_parameter_is_filled_and_the_head_is_the_targets(target: Decoder) -> None:
     drafter: Eagle = load_eagle(EAGLE2, target)
-    protocol: HiddenDrafter = drafter
-    assert protocol.tap_ids == (target.num_layers,), "the last hidden state, behind its norm"
+    assert drafter.tap_ids == (target.num_layers,), "the last hidden state, behind its norm"
     stored, published = load_file(EAGLE2 / WEIGHTS), drafter.published()
     assert stored.keys() == published.keys()
     assert all(torch.equal(value, stored[name]) for name, value in published.items())

@@ -1,4 +1,4 @@
-"""Draft lengths: golden schedules and stop rules, what is recorded, what the model promises."""
+"""Draft lengths: golden schedules, what is recorded, what the model promises."""
 
 import math
 from dataclasses import replace
@@ -7,24 +7,20 @@ from typing import Any, get_args
 import numpy as np
 import pytest
 import torch
-from helpers.vanilla import cases, tensor, vectors
+from helpers.vanilla import tensor, vectors
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specsot.ops.draft.gamma import (
-    LIMITS,
     DraftDistributions,
-    GammaState,
     Policy,
     first_state,
-    limit,
     next_state,
     normalised,
     plan,
-    reach,
 )
 from specsot.ops.draft.vanilla import entropy, packed, unpacked
-from specsot.states.drafters.vanilla import VanillaSettings
+from specsot.states.drafters.vanilla import PLUGGED_IN, VanillaSettings
 
 EGAG = vectors("egag")
 
@@ -66,7 +62,7 @@ def test_egag_follows_the_golden_schedules(case: Any) -> None:
         assert length.raw == pytest.approx(row["raw"], abs=1e-12)
         assert length.ema == pytest.approx(row["ema"], abs=1e-12)
         assert (length.gamma, length.gamma_eff) == (row["gamma"], row["gamma_eff"])
-        state = next_state(settings, state, length, 0, laws(0.5))
+        state = next_state(settings, state, length, 0, figures=laws(0.5))
 
 
 def laws(*h: float, chance: tuple[float, ...] | None = None) -> DraftDistributions:
@@ -80,79 +76,8 @@ def test_egag_goes_on_from_the_law_where_the_round_ended(accepted: int, found: f
     state = first_state(settings)
     length = plan(settings, state, 9, 99)
     assert (length.gamma_eff, math.isnan(length.h)) == (3, True), "nothing has been seen yet"
-    after = next_state(settings, state, length, accepted, laws(1.0, 2.0, 3.0))
+    after = next_state(settings, state, length, accepted, figures=laws(1.0, 2.0, 3.0))
     assert (after.h, plan(settings, after, 9, 99).h) == (found, found)
-
-
-@pytest.mark.parametrize("case", EGAG["stop_rules"])
-def test_svip_and_adaedl_stop_where_the_vectors_say(case: Any) -> None:
-    seen, state = laws(case["H"], case["H"]), GammaState(5, threshold=0.4)
-    svip = policy_of(gamma_policy="svip")
-    assert reach(svip, state, 2, seen) == (1 if case["svip_stop_after"] else None)
-    adaedl = policy_of(gamma_policy="adaedl")
-    assert reach(adaedl, state, 2, seen) == (1 if case["adaedl_stop_lambda_0_4"] else None)
-
-
-def test_confidence_stops_after_an_unlikely_token_only() -> None:
-    settings = policy_of(gamma_policy="confidence", gamma_min=2)
-    state = first_state(settings)
-    assert reach(settings, state, 3, laws(3, 3, 3, chance=(0.1, 0.39, 0.9))) == 2
-    assert reach(settings, state, 3, laws(3, 3, 3, chance=(0.1, 0.41, 0.9))) is None
-    strict = settings.model_copy(update={"gamma_limit": 0.95})
-    assert reach(strict, state, 3, laws(3, 3, 3, chance=(0.1, 0.97, 0.9))) == 3
-
-
-@pytest.mark.parametrize("policy", LIMITS)
-def test_the_next_round_goes_as_far_as_the_rule_went(policy: Policy) -> None:
-    """Half of it; and twice as far where nothing was in the way, up to the bound."""
-    settings = policy_of(gamma=4, gamma_policy=policy, gamma_max=16)
-    state = first_state(settings)
-    length = plan(settings, state, 9, 99)
-    sure, doubtful = laws(*[0.0] * 4, chance=(1.0,) * 4), laws(*[9.0] * 4, chance=(0.0,) * 4)
-    on = next_state(settings, state, length, 4, sure)
-    assert plan(settings, on, 9, 99).gamma == 6
-    back = next_state(settings, state, length, 4, doubtful)
-    assert plan(settings, back, 9, 99).gamma == 3
-    for _ in range(9):
-        on = next_state(settings, on, replace(length, gamma_eff=16), 16, sure)
-    assert plan(settings, on, 9, 99).gamma == 16
-
-
-@pytest.mark.parametrize("policy", ["fixed", "egag", "heuristic"])
-def test_other_policies_judge_no_single_draft(policy: Policy) -> None:
-    settings = policy_of(gamma_policy=policy)
-    assert reach(settings, first_state(settings), 2, laws(9.0, 9.0, chance=(0.0, 0.0))) is None
-
-
-@pytest.mark.parametrize("case", cases("heuristic_gamma"))
-def test_the_heuristic_schedule(case: Any) -> None:
-    settings = policy_of(
-        gamma=case["start"], gamma_policy="heuristic", gamma_max=max(64, case["start"])
-    )
-    state = first_state(settings)
-    for row in case["rows"]:
-        length = plan(settings, state, 9, 1000)
-        assert length.gamma_eff == row["gamma"]
-        state = next_state(settings, state, length, row["matches"])
-        assert state.gamma == row["next"]
-
-
-def test_a_round_without_drafts_teaches_nothing() -> None:
-    for policy in ("heuristic", "adaedl"):
-        settings = policy_of(gamma_policy=policy)
-        state = first_state(settings)
-        none = plan(settings, state, 9, 1)
-        assert next_state(settings, state, none, 0) == state
-
-
-def test_adaedl_stops_earlier_after_rejections_and_later_after_successes() -> None:
-    settings = policy_of(gamma=4, gamma_policy="adaedl")
-    state, seen = first_state(settings), laws(1.0, 1.0, 1.0, 1.0)
-    length = plan(settings, state, 9, 99)
-    worse = next_state(settings, state, length, 0, seen)
-    better = next_state(settings, state, length, 4, seen)
-    assert better.threshold < limit(settings) == 0.4 < worse.threshold
-    assert next_state(settings, worse, length, 4, seen).acceptance == 0.5
 
 
 def test_laws_travel_as_integers() -> None:
@@ -186,9 +111,15 @@ def test_lengths_stay_within_their_bounds(
         assert 0 <= drafted <= min(bounds.offered, remaining - 1)
         assert policy == "fixed" or low <= length.gamma <= bounds.gamma_max
         seen = laws(*[h] * max(drafted, 1), chance=(0.3,) * max(drafted, 1))
-        state = next_state(bounds, state, length, min(accepted, drafted), seen)
+        state = next_state(bounds, state, length, min(accepted, drafted), figures=seen)
 
 
 def test_bounds_that_cross_are_refused() -> None:
     with pytest.raises(ValueError, match="gamma_min"):
         policy_of(gamma_min=3, gamma_max=2)
+
+
+@pytest.mark.parametrize("policy", PLUGGED_IN)
+def test_a_policy_that_is_not_shipped_names_its_package(policy: str) -> None:
+    with pytest.raises(ValueError, match=f"{policy} is .* pip install ./examples/draft_lengths"):
+        policy_of(gamma_policy=policy)

@@ -12,14 +12,13 @@ from hypothesis import strategies as st
 
 from specsot.ops.draft.ngram import (
     CountTable,
-    CountTables,
-    Scope,
+    HostTree,
     SuffixIndex,
     count_tree,
     longest_match,
     lookup_tree,
 )
-from specsot.ops.draft.proposals import HostTree, pack
+from specsot.ops.draft.proposals import pack
 from specsot.ops.sampling.processors import filler_ids
 from specsot.ops.types import ancestors
 
@@ -28,7 +27,7 @@ STOPS = st.sets(st.just(0))
 
 
 def chain_of(tree: HostTree) -> list[int]:
-    count = len(tree)
+    count = len(tree.tokens)
     assert tree.parents == tuple(range(-1, count - 1))
     assert tree.depths == tuple(range(1, count + 1))
     return list(tree.tokens)
@@ -49,7 +48,7 @@ def test_one_match_drafts_what_transformers_drafts(case: Any) -> None:
     index = SuffixIndex(case["max_ngram"])
     index.append_(case["ids"])
     # transformers drafts nothing when only one more token fits
-    room = 0 if case["max_length"] == len(index) + 1 else case["num_output_tokens"]
+    room = 0 if case["max_length"] == len(index.ids) + 1 else case["num_output_tokens"]
     tree = lookup_tree(index, nodes=room, levels=room, stop_ids=case["eos"])
     assert chain_of(tree) == case["draft"]
 
@@ -70,7 +69,7 @@ def test_an_index_that_grew_finds_what_a_rescan_finds(
     index = SuffixIndex(longest)
     for ids, tokens in ((prompt, prompt), (prompt + own, own)):
         index.append_(tokens)
-        assert (len(index), index.ids) == (len(ids), ids)
+        assert index.ids == ids
         assert index.matches(most) == naive_matches(ids, longest, most)
 
 
@@ -218,24 +217,6 @@ def test_fillers_are_learnt_where_the_target_gave_them_a_chance() -> None:
     table.learn_([0, 1, 2], 1, ids.tolist())
     assert table.followers[(0,)].counts == {1: 2, 2: 1}, "the token itself, and as a filler"
     assert table.followers[(1,)].counts == {2: 2}
-
-
-@pytest.mark.parametrize("scope", Scope)
-def test_a_scope_says_who_learns_from_whom(scope: Scope) -> None:
-    shelf = CountTables(scope, 2)
-    shelf.open_("a", [1, 2])
-    shelf.open_("b", [1, 3])
-    shelf.tables_("a", 0)[-1].learn_([5, 6])
-
-    def knows(request: str, branch: int, context: int) -> bool:
-        return longest_match(shelf.tables_(request, branch), [context]) is not None
-
-    assert knows("a", 0, 5) and knows("a", 0, 1), "its own tokens and the prompt's"
-    assert knows("a", 1, 5) == (scope is not Scope.BRANCH)
-    assert knows("b", 0, 5) == (scope is Scope.SESSION)
-    shelf.close_("a")
-    shelf.open_("a", [1])
-    assert knows("a", 0, 5) == (scope is Scope.SESSION)
 
 
 # --- packing -------------------------------------------------------------------------------------

@@ -184,7 +184,7 @@ def candidates_of(case: Any) -> Candidates:
 @pytest.mark.parametrize("case", json.loads(GOLDEN.read_text()))
 def test_reranking_keeps_the_golden_trees(case: Any) -> None:
     nodes, levels = case["total_tokens_without_root"], len(case["levels"]) + 1
-    kept = rerank(candidates_of(case), nodes)
+    kept = rerank([candidates_of(case)], nodes)
     assert kept.tokens_SC.tolist() == [case["draft_tokens"][1:]]
     assert kept.depths_SC.tolist() == [case["tree_depths"][1:]]
     assert ancestors(kept.parents_SC, levels).int().tolist() == [case["tree_visible"]]
@@ -201,7 +201,7 @@ def test_reranking_keeps_the_best_set_connected_under_exact_ties(
     drafted = proposal_of(trees, count)
     number_SC = torch.arange(count).expand(len(trees), -1)
     created = (number_SC, drafted.parents_SN, drafted.depths_SN, drafted.scores_SN)
-    kept = rerank(Candidates(*created), nodes)
+    kept = rerank([Candidates(*created)], nodes)
     for tree, scores in enumerate(drafted.scores_SN.tolist()):
         chosen = kept.tokens_SC[tree].tolist()
         best = sorted(range(count), key=lambda n, scores=scores: (-scores[n], n))[:nodes]

@@ -155,7 +155,7 @@ class PoolMachine(RuleBasedStateMachine):
             slots = [s for (one, _), ss in self.places.items() if one == owner for s in ss]
             assert self.kv.blocks.table(owner) == sorted({slot // self.size for slot in slots})
             named += self.kv.blocks.table(owner)
-        blocks = range(len(self.kv.blocks))
+        blocks = range(len(self.kv.blocks.references))
         assert self.kv.blocks.references.tolist() == [named.count(block) for block in blocks]
         assert self.kv.blocks.in_use == len(set(named)) <= self.kv.blocks.high_water
 

@@ -9,11 +9,12 @@ import pytest
 import torch
 from helpers.managers import request
 
+from specsot.ops.draft.ngram import longest_match
 from specsot.ops.draft.sizes import Curve, RoundCosts
 from specsot.ops.kv.pool import Ints
 from specsot.states.commit import _is_read_later, committed_rows
 from specsot.states.drafter import DraftContext, Drafter
-from specsot.states.graph.plugins import DRAFTERS, drafter_class
+from specsot.states.graph.plugins import drafter_class
 from specsot.states.request import Branch, Finish, Stage
 from specsot.states.round import CommittedRows, RoundResult
 from specsot.states.text.tokens import PromptTokens
@@ -26,7 +27,8 @@ def new_drafter(kind: str, **settings: Any) -> Any:
     model = SimpleNamespace(vocab_size=100)
     nothing: Any = None
     context = DraftContext(table=nothing, layout=nothing, samplers=nothing, model=model)
-    return drafter_class(kind)(DRAFTERS[kind].model_validate({"kind": kind, **settings}), context)
+    made = drafter_class(kind)
+    return made(made.Settings.model_validate({"kind": kind, **settings}), context)
 
 
 def features(*values: float) -> torch.Tensor:
@@ -151,7 +153,7 @@ def result(trees: int, side: list[list[int]] | None = None, nodes: int = 3) -> R
 def test_a_length_policy_learns_what_became_of_its_drafts() -> None:
     branches = [branch_of(), branch_of()]
     branches[1].owner = 9
-    state = new_drafter("vanilla", gamma=4, gamma_policy="heuristic", gamma_max=9)
+    state = new_drafter("adaptive", gamma=4, gamma_policy="heuristic", gamma_max=9)
     for one in branches:
         one.budget = 50
     assert state.plan_(branches) == (4, 4)
@@ -217,7 +219,7 @@ def test_lookup_drafts_what_followed_in_the_branchs_own_text() -> None:
     branch.tokens += [3, 9, 1, 2, 3]
     state.settings = state.settings.model_copy(update={"draft_depth": 1, "width": 2})
     assert state.lookup_(branch, 2).tokens == (4, 9)
-    assert len(state.indices[OWNER]) == branch.size, "only what is new is read"
+    assert len(state.indices[OWNER].ids) == branch.size, "only what is new is read"
 
 
 def test_counts_know_the_prompt_and_count_nothing_twice() -> None:
@@ -225,8 +227,29 @@ def test_counts_know_the_prompt_and_count_nothing_twice() -> None:
     state = new_drafter("ngram", draft_depth=2, longest=2, width=1, scope="branch")
     for _ in range(2):
         assert state.count_(branch, 2).tokens == (3, 4)
-    *_, own = state.tables.tables_(branch.request.key, OWNER)
+    *_, own = state.tables_(branch)
     assert [own.followers[(a,)].counts[b] for a, b in ((4, 5), (5, 1), (1, 2))] == [1] * 3
+
+
+@pytest.mark.parametrize("scope", ["branch", "request", "session"])
+def test_a_scope_says_who_learns_from_whom(scope: str) -> None:
+    state = new_drafter("ngram", scope=scope, longest=1)
+    branches = {key: [branch_of(), branch_of()] for key in "ab"}
+    for owner, (key, own) in enumerate(branches.items()):
+        for number, branch in enumerate(own):
+            branch.request.key, branch.owner = key, 10 * owner + number
+            branch.request.prefix_owner, branch.request.context = owner, [1, 2 + owner]
+    state.tables_(branches["b"][0])
+    state.tables_(branches["a"][0])[-1].learn_([5, 6])
+
+    def knows(key: str, number: int, context: int) -> bool:
+        return longest_match(state.tables_(branches[key][number]), [context]) is not None
+
+    assert knows("a", 0, 5) and knows("a", 0, 1), "its own tokens and the prompt's"
+    assert knows("a", 1, 5) == (scope != "branch")
+    assert knows("b", 0, 5) == (scope == "session")
+    state.close(branches["a"][0].request)
+    assert knows("a", 0, 5) == (scope == "session")
 
 
 def test_what_else_the_target_found_likely_is_counted_along_the_path() -> None:

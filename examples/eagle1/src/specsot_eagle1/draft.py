@@ -87,7 +87,7 @@ def grow_tree_(
             hidden_SEH = frame.collect(out_BQH)
             below = plan.levels[level.depth]
             tokens_SEC, scores_SEC = children(scores_SW[:, inner_E], below)
-    work.close_()
+    kv_draft.release_(work.slots)
     tokens_SN = torch.cat(tokens, 1)
     # Draws can run out of tokens: a node is real if it has one, as have all above it.
     is_real = list((tokens_SN >= 0).unbind(1))

@@ -1,0 +1,1 @@
+"""Draft lengths by policies of the literature."""
