@@ -1,9 +1,9 @@
 """`specsot compare | sweep | bench | certify | simulate`; their modules are imported on use."""
 
 import re
-from functools import partial
 from pathlib import Path
 from textwrap import fill
+from typing import Literal
 
 from ..errors import Code, UsageError
 from ..prepare.files import open_graph
@@ -114,8 +114,7 @@ ARRIVALS = "poisson:RATE or bursts:RATE:SIZE a second, or a file of JSON lines."
 SHARED = "NxTOKENS: N shared prefixes of TOKENS tokens."
 POOL = "Whose scheduler and pool: a path or a shipped name, layout bim."
 TP = "Of a cluster: workers that write an outline together, with commas."
-LINK = "Of a cluster: loopback, 10gbe, 100gbe, nvlink, or US:GB_PER_S; commas."
-SHAPE = "Of a cluster's target: llama-8b, llama-70b, or a folder."
+LINK = "Of a cluster: loopback, 10gbe, 100gbe or nvlink, with commas."
 
 
 def simulate(
@@ -135,7 +134,7 @@ def simulate(
     cluster: str | None = option("Workers of a cluster; several, with commas, are compared."),
     tp: str = option(TP, default="1"),
     link: str = option(LINK, default="nvlink"),
-    shape: str = option(SHAPE, default="llama-8b"),
+    shape: Literal["llama-8b", "llama-70b"] = option("Of a cluster's target.", default="llama-8b"),
     together: bool = flag("In a cluster: parts stay with their outline.", "--together"),
     seed: int = option("Of arrivals and lengths.", default=0),
     sets: list[str] | None = SETS,
@@ -149,9 +148,10 @@ def simulate(
     `specsot simulate bim_eagle --cluster 8,64 --tp 1,4 --link nvlink --policies sot_priority`."""
     from ..record.replay import records_of
     from ..simulate import command
+    from ..simulate.cluster import ClusterSimulation
     from ..simulate.costs import StepCost
     from ..simulate.costs import fit as fit_costs
-    from ..simulate.world import Workload
+    from ..simulate.world import Simulation, Workload
     from ..simulate.world import arrivals as arrivals_of
 
     if fit is not None:
@@ -171,15 +171,22 @@ def simulate(
     names = [name for name in policies.split(",") if name]
     if "sot_priority" in names and not work.parts[1] and ":" in arrivals:
         complain("note: sot_priority ranks plain answers as fcfs; --parts gives answers parts")
-    source = partial(arrivals_of, arrivals, requests, work, seed=seed)
-    simulate = partial(command.simulate, program.graph, cost, names, seed=seed)
+    results = {}
     if cluster is None:
-        results = simulate(source)
-        show_result(as_json, [command.described(results)], policies=results)
+        for name in names:
+            world = Simulation(program.graph, cost, name, seed)
+            results[name] = command.served_by(world, arrivals_of(arrivals, requests, work, seed))
+        lines = command.described(results, command.POLICY_COLUMNS, command.POLICY_COST)
+        show_result(as_json, lines, policies=results)
         return
-    setups = command.cluster_setups(cluster, tp, link, shape=shape, together=together)
-    results = simulate(source, setups=setups)
-    show_result(as_json, [command.clusters_described(results)], clusters=results)
+    if len(names) != 1:
+        raise UsageError("--cluster compares clusters under one policy: --policies NAME")
+    for setup in command.cluster_setups(cluster, tp, link, shape=shape, together=together):
+        clusters = ClusterSimulation(program.graph, cost, names[0], setup, seed=seed)
+        come = arrivals_of(arrivals, requests, work, seed)
+        results[setup.name] = command.served_by(clusters, come)
+    lines = command.described(results, command.CLUSTER_COLUMNS, command.CLUSTER_COST)
+    show_result(as_json, lines, clusters=results)
 
 
 def _numbers(option: str, text: str, between: str = "-") -> tuple[int, int]:
