@@ -7,7 +7,7 @@ after another. Nothing here imports torch before the command line is checked."""
 import json
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from importlib.util import find_spec
 from math import prod
 from pathlib import Path
@@ -17,7 +17,7 @@ import yaml
 
 from ..errors import Code, UsageError
 from ..limits import disturbance
-from ..prepare.options import SESSION, BenchOptions, RunOptions
+from ..prepare.options import BenchOptions, RunOptions
 from ..record.run_folder import RunFolder
 from ..shell import complain, deliver, json_text
 from .experiment import (
@@ -36,8 +36,6 @@ from .experiment import (
 MOST_GRAPHS = 26
 MOST_POINTS = 256
 MOST_SHOWN = 20  # problems and changes of an experiment
-REQUEST_FILE = "asked.json"  # what an interrupted experiment goes on with
-OF_THIS_CALL = ("out", "resume", "baseline", "plot", "tune", "listed")  # not in it
 LEAST = 0.05  # of a figure from clocks: less is not called a change, however sure it is
 EXACT = 0.01  # of one that only what is computed decides
 
@@ -75,10 +73,17 @@ def grid_of(vary: Sequence[str]) -> dict[str, tuple[str, ...]]:
 
 
 def bench_command(bench_options: BenchOptions, options: RunOptions) -> int:
-    """Measure an experiment, or go on with an interrupted one."""
-    if bench_options.resume is not None:
-        bench_options, options = _resumed(bench_options.resume, bench_options, options)
-    baseline = None if bench_options.baseline is None else _read_baseline(bench_options.baseline)
+    """Measure an experiment, or go on with an interrupted one in the same folder."""
+    baseline = None
+    if (file := bench_options.baseline) is not None:
+        try:
+            baseline = json.loads(file.read_text(encoding="utf-8"))
+            if baseline["schema_version"] != 1 or not isinstance(baseline["rows"], dict):
+                raise ValueError("of another version")
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            reason = "not a result of `specsot bench`"
+            reason = error.strerror if isinstance(error, OSError) else reason
+            raise UsageError(f"--baseline {file}: {reason}") from None
     if bench_options.plot and find_spec("matplotlib") is None:
         raise UsageError("--plot needs matplotlib: pip install 'specsot[plot]'")
     if bench_options.plot and bench_options.out is None:
@@ -94,15 +99,9 @@ def _report(
     bench_options: BenchOptions,
     baseline: Mapping[str, Any] | None = None,
 ) -> int:
-    """Measure, deliver table and notes, report problems. The options of an experiment that they
-    name are saved for `--resume`."""
+    """Measure, deliver table and notes, report problems."""
     experiment = prepared.experiment
     files = None if bench_options.out is None else RunFolder.at(bench_options.out)
-    if files is not None and bench_options.refs and not (files.path / REQUEST_FILE).exists():
-        values = {name: getattr(options, name) for name in (*SESSION, "prompts")}
-        asked = {n: v for n, v in asdict(bench_options).items() if n not in OF_THIS_CALL}
-        changed = {name: value for name, value in values.items() if value not in (None, ())}
-        files.write_json(REQUEST_FILE, {"asked": asked, "options": changed})
     for note in prepared.notes:
         complain(f"note: {note}")
     # Local, so that a wrong option is an error before torch is imported.
@@ -157,34 +156,6 @@ def _report(
     for fault in faults:
         complain(fault)
     return code or (Code.OK if delivered and not faults else Code.FAILED)
-
-
-def _resumed(
-    folder: Path, bench_options: BenchOptions, options: RunOptions
-) -> tuple[BenchOptions, RunOptions]:
-    now: dict[str, Any] = {n: getattr(bench_options, n) for n in ("resume", "baseline", "plot")}
-    if bench_options != BenchOptions(**now):
-        raise UsageError("--resume DIR continues with the original options and accepts no others")
-    try:
-        saved = json.loads((folder / REQUEST_FILE).read_text(encoding="utf-8"))
-        old = BenchOptions(**saved["asked"])
-        values: dict[str, Any] = saved["options"]
-        values |= {name: Path(values[name]) for name in ("prompts", "outline") if name in values}
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "damaged"
-        raise UsageError(f"--resume {folder}: no experiment was begun there: {reason}") from None
-    return replace(old, out=folder, **now), replace(options, **values)
-
-
-def _read_baseline(file: Path) -> dict[str, Any]:
-    try:
-        result = json.loads(file.read_text(encoding="utf-8"))
-        if result["schema_version"] != 1 or not isinstance(result["rows"], dict):
-            raise ValueError("of another version")
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "not a result of `specsot bench`"
-        raise UsageError(f"--baseline {file}: {reason}") from None
-    return dict(result)
 
 
 def _check_same(before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
