@@ -5,7 +5,6 @@ A comparison is an experiment of graphs, a sweep one of a graph's settings, each
 after another. Nothing here imports torch before the command line is checked."""
 
 import json
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from importlib.util import find_spec
@@ -81,8 +80,8 @@ def bench_command(bench_options: BenchOptions, options: RunOptions) -> int:
             if baseline["schema_version"] != 1 or not isinstance(baseline["rows"], dict):
                 raise ValueError("of another version")
         except (OSError, ValueError, KeyError, TypeError) as error:
-            reason = "not a result of `specsot bench`"
-            reason = error.strerror if isinstance(error, OSError) else reason
+            reason = error.strerror if isinstance(error, OSError) else None
+            reason = reason or "not a result of `specsot bench`"
             raise UsageError(f"--baseline {file}: {reason}") from None
     if bench_options.plot and find_spec("matplotlib") is None:
         raise UsageError("--plot needs matplotlib: pip install 'specsot[plot]'")
@@ -139,7 +138,7 @@ def _report(
             render.draw_all(experiment, rows, files.path)
     text = json_text(result)
     if not options.as_json:
-        text = render.console(experiment, rows, [*notes, *measured, *best], sys.stdout)
+        text = render.console(experiment, rows, [*notes, *measured, *best])
     faults = [] if files is None else files.faults
     delivered = deliver(text, str(files.path) if files and not faults else "")
     for line in result["problems"][:MOST_SHOWN]:
@@ -205,8 +204,6 @@ def _sign(figure: Figure, past: Sequence[Any], values: Sequence[Any]) -> int:
 
 # -- bench --tune ------------------------------------------------------------------------------
 
-PROFILE = "profile.yaml"
-FIGURE = "speedup_decode"
 MARGIN = 1.02  # what is so much faster only is not worth a larger tree, or another setting
 SEVERAL = 4  # numbers of branches besides 1 for which a graph with an outline is tuned
 BRANCHED = "num_draft_tokens"  # the setting that may differ by the number of branches
@@ -266,7 +263,7 @@ def tune_command(bench_options: BenchOptions, options: RunOptions) -> int:
     faults: list[str] = []
     if bench_options.out is not None:
         files = RunFolder.at(bench_options.out)
-        files.write_text(PROFILE, text)
+        files.write_text("profile.yaml", text)
         faults = files.faults
     for fault in faults:
         complain(fault)
@@ -279,10 +276,10 @@ def _speeds(bench_options: BenchOptions, options: RunOptions, sides: Sequence[st
     """The speeds of the graph with these settings against plain decoding; none without rounds."""
     from .comparison import measure
 
-    graph = bench_options.refs[0]
-    refs = [f"{graph}@{settings}" for settings in ("drafter.kind=none", *sides)]
+    refs = [f"{bench_options.refs[0]}@{settings}" for settings in ("drafter.kind=none", *sides)]
     experiment, source = experiment_of(replace(bench_options, refs=refs))
     result = measure(prepare_experiment(experiment, options, source))
     if result["exit_code"]:
         raise UsageError("--tune: a side failed: " + "; ".join(result["problems"][:3]))
-    return [row["figures"].get(FIGURE, [0.0])[0] for row in [*result["rows"].values()][1:]]
+    _, *rows = result["rows"].values() or [{}]
+    return [row["figures"].get("speedup_decode", [0.0])[0] for row in rows]

@@ -110,8 +110,7 @@ def _peer(name: str, side: Side, load: Callable[..., Any]) -> Peer:
     graph = side.job.program.graph
     sampling = graph.sampling
     options = side.job.options
-    changed = sampling.model_dump(exclude_defaults=True).keys()
-    if changed - {*DRAWN, "accept", "rule"}:
+    if sampling.model_dump(exclude_defaults=True).keys() - {*DRAWN, "accept", "rule"}:
         raise UsageError(f"{name}: of `sampling` it knows {', '.join(DRAWN)} only")
     target, drafter = model_folders(side.job)
     if name == LLAMA_CPP:

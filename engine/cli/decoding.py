@@ -60,24 +60,19 @@ def bench(options: RunOptions, experiment: BenchOptions) -> int:
     `specsot bench eagle dflash --against hf,hf-assisted --repeats 5`,
     `specsot bench drafters --baseline docs/benchmarks/drafters.json`,
     `specsot bench --tune bim_eagle --profile smollm2 --out tuned`."""
-    if experiment.listed:
-        _list_experiments(options.as_json)
-        return Code.OK
-    from ..bench.command import bench_command, tune_command
+    if not experiment.listed:
+        from ..bench.command import bench_command, tune_command
 
-    return (tune_command if experiment.tune else bench_command)(experiment, options)
-
-
-def _list_experiments(as_json: bool) -> None:
-    """The shipped experiments: what each reproduces, and what the original reported."""
+        return (tune_command if experiment.tune else bench_command)(experiment, options)
+    # The shipped experiments: what each reproduces, and what the original reported.
     from ..bench.experiment import experiment_names, find_experiment, read_experiment
 
     files = (find_experiment(name) for name in experiment_names())
     experiments = [read_experiment(file)[0] for file in files if file is not None]
-    if as_json:
+    if options.as_json:
         fields = {"doc", "reproduces", "reported", "sides", "against", "vary"}
         print_json(experiments={one.name: one.model_dump(include=fields) for one in experiments})
-        return
+        return Code.OK
     for one in experiments:
         notes = [f"reproduces: {one.reproduces}"] if one.reproduces else []
         notes += [f"{each.source}: {each.says}" for each in one.reported]
@@ -86,6 +81,7 @@ def _list_experiments(as_json: bool) -> None:
             text = " ".join(note.split())
             put(fill(text, WIDTH, initial_indent="  ", subsequent_indent="    ") + "\n")
         put("\n")
+    return Code.OK
 
 
 @takes("as_json", *SESSION, "workers", "cluster", prompts=PROMPTS)
@@ -103,8 +99,7 @@ def certify(
     `specsot certify --all --out docs/certificates`, `specsot certify bim_eagle --workers 2`."""
     from ..certify.certificate import certify_command
 
-    names = tuple(graphs or ())
-    return certify_command(names, options, quick=quick, out=out, every=every)
+    return certify_command(tuple(graphs or ()), options, quick=quick, out=out, every=every)
 
 
 # -- without a model ------------------------------------------------------------------------------
@@ -176,8 +171,7 @@ def simulate(
         for name in names:
             world = Simulation(program.graph, cost, name, seed)
             results[name] = command.served_by(world, arrivals_of(arrivals, requests, work, seed))
-        lines = command.described(results, command.POLICY_COLUMNS, command.POLICY_COST)
-        show_result(as_json, lines, policies=results)
+        show_result(as_json, command.described(results, *command.POLICIES), policies=results)
         return
     if len(names) != 1:
         raise UsageError("--cluster compares clusters under one policy: --policies NAME")
@@ -185,8 +179,7 @@ def simulate(
         clusters = ClusterSimulation(program.graph, cost, names[0], setup, seed=seed)
         come = arrivals_of(arrivals, requests, work, seed)
         results[setup.name] = command.served_by(clusters, come)
-    lines = command.described(results, command.CLUSTER_COLUMNS, command.CLUSTER_COST)
-    show_result(as_json, lines, clusters=results)
+    show_result(as_json, command.described(results, *command.CLUSTERS), clusters=results)
 
 
 def _numbers(option: str, text: str, between: str = "-") -> tuple[int, int]:

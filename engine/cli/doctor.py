@@ -7,6 +7,8 @@ from importlib.util import find_spec
 from time import perf_counter
 from typing import Any
 
+import yaml
+
 from ..bench.experiment import experiment_of_sides, prepare_experiment
 from ..errors import Code, code_of, is_told, message_of
 from ..prepare.job import EMBEDDED, embedded_folder, machine, versions
@@ -30,13 +32,21 @@ def doctor(
     repeats: int = option("Answers of every graph.", default=5, min=1, max=1000),
 ) -> int:
     """Report the environment, test the installation on the embedded model, measure start-ups."""
+    import torch
+
     say: Say = (lambda line: None) if as_json else print
-    report: dict[str, Any] = {"problems": [], "environment": describe_environment()}
-    for name, value in report["environment"].items():
-        say(f"{name}: {_words(value)}")
-    report["start_up_seconds"] = start_ups()
-    for name, seconds in report["start_up_seconds"].items():
-        say(f"start-up {name}: {seconds:.2f} s")
+    devices = range(torch.cuda.device_count())
+    environment = {
+        "versions": versions(),
+        "machine": machine(),
+        "torch threads": torch.get_num_threads(),
+        "cuda devices": [torch.cuda.get_device_name(device) for device in devices],
+        "grammar engine": find_spec("llguidance") is not None,
+        "embedded models": {name: _model(name) for name in EMBEDDED_MODELS},
+    }
+    found = {"environment": environment, "start_up_seconds": start_ups()}
+    say(yaml.safe_dump(found, sort_keys=False, width=100).rstrip())
+    report: dict[str, Any] = {"problems": [], **found}
     try:
         code = _self_test(report, say, threads, repeats)
     except Exception as error:
@@ -48,20 +58,6 @@ def doctor(
         complain(problem)
     say("all good" if code == Code.OK else "not good")
     return code
-
-
-def describe_environment() -> dict[str, Any]:
-    import torch
-
-    devices = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
-    return {
-        "versions": versions(),
-        "machine": machine(),
-        "torch threads": torch.get_num_threads(),
-        "cuda devices": devices,
-        "grammar engine": find_spec("llguidance") is not None,
-        "embedded models": {name: _model(name) for name in EMBEDDED_MODELS},
-    }
 
 
 def _model(name: str) -> str:
@@ -83,7 +79,7 @@ def start_ups() -> dict[str, float]:
     for word in START_UPS:
         start_time = perf_counter()
         subprocess.run([sys.executable, "-m", "specsot", word], capture_output=True, check=False)
-        seconds[f"specsot {word}"] = perf_counter() - start_time
+        seconds[f"specsot {word}"] = round(perf_counter() - start_time, 2)
     return seconds
 
 
@@ -99,15 +95,7 @@ def _self_test(report: dict[str, Any], say: Say, threads: int | None, repeats: i
     report["problems"] += result["problems"]
     if rows := [*result["rows"].values()]:
         notes = [*render.equality_lines(result), *render.measured_words(result)]
-        say(render.console(experiment, rows, notes, sys.stdout))
+        say(render.console(experiment, rows, notes))
     if failures := result["differences"]:
         report["problems"].append(f"{failures} branches differ where equality is promised")
     return Code(result["exit_code"])
-
-
-def _words(value: Any) -> str:
-    if isinstance(value, dict):
-        return ", ".join(f"{name} {_words(inner)}" for name, inner in value.items())
-    if isinstance(value, list):
-        return ", ".join(map(str, value)) or "none"
-    return str(value)

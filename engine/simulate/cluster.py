@@ -271,8 +271,7 @@ class ClusterSimulation:
             # A part is a request whose prompt begins with the rows that the worker has received.
             at = self.now + seconds if number in sent else self.now
             ids = job.ids + (MAX_IDS - 1 - part,) * PART_PROMPT
-            texts = (job.arrival.texts[part],)
-            arrival = Arrival(at, len(ids), texts, budget=job.arrival.budget)
+            arrival = Arrival(at, len(ids), (job.arrival.texts[part],), budget=job.arrival.budget)
             rows = len(job.ids) if number in sent else received
             live = Live(arrival, job, part, expected[part], received=rows)
             if number in sent:
