@@ -39,21 +39,16 @@ LEAST = 0.05  # of a figure from clocks: less is not called a change, however su
 EXACT = 0.01  # of one that only what is computed decides
 
 
-def compare_command(sides: Sequence[str], options: RunOptions, out: Path | None = None) -> int:
-    """Measure sides, each GRAPH or GRAPH@SET,SET..., once for each prompt."""
-    if not 2 <= len(sides) <= MOST_GRAPHS:
-        raise UsageError(f"compare takes from 2 to {MOST_GRAPHS} graphs, not {len(sides)}")
-    experiment = experiment_of_sides("compare", sides, repeats=1, figures=COMPARED)
-    return _report(prepare_experiment(experiment, options), options, BenchOptions(out=out))
-
-
-def sweep_command(
-    graph: str, vary: Sequence[str], options: RunOptions, out: Path | None = None
+def compare_command(
+    sides: Sequence[str], options: RunOptions, out: Path | None = None, vary: Sequence[str] = ()
 ) -> int:
-    """Measure a graph at every point of a grid, once for each prompt."""
-    experiment = experiment_of_sides(
-        "sweep", [graph], vary=grid_of(vary), repeats=1, figures=COMPARED
-    )
+    """Measure sides, each GRAPH or GRAPH@SET,SET..., or one of them at every point of a grid, once
+    for each prompt."""
+    if not (vary or 2 <= len(sides) <= MOST_GRAPHS):
+        raise UsageError(f"compare takes from 2 to {MOST_GRAPHS} graphs, not {len(sides)}")
+    values: Any = {"vary": grid_of(vary)} if vary else {}
+    name = "sweep" if vary else "compare"
+    experiment = experiment_of_sides(name, sides, repeats=1, figures=COMPARED, **values)
     return _report(prepare_experiment(experiment, options), options, BenchOptions(out=out))
 
 

@@ -23,7 +23,6 @@ from ..workers.start import checked_block
 if TYPE_CHECKING:
     from .reference import Bench, Check
 
-MARKS = {True: "passed", False: "**FAILED**"}
 
 Checks = Callable[["Bench"], Iterator["Check"]]
 
@@ -95,10 +94,10 @@ def page(document: Mapping[str, Any]) -> str:
         if part["not_applicable"]:
             lines += [f"Does not apply: {part['not_applicable']}."]
             continue
-        checks = [
-            (check["name"].partition("/")[2], MARKS[check["passed"]], check["text"])
-            for check in part["checks"]
-        ]
+        checks = []
+        for check in part["checks"]:
+            mark = "passed" if check["passed"] else "**FAILED**"
+            checks.append((check["name"].partition("/")[2], mark, check["text"]))
         lines += markdown_table(("check", "", "found"), checks)
     if document["notes"]:
         lines += ["", "## Notes", "", *(f"- {note}" for note in document["notes"])]

@@ -47,9 +47,9 @@ def sweep(
     Examples: `specsot sweep bim_eagle --vary drafter.num_draft_tokens=4,8,16`,
     `specsot sweep bim_eagle --vary drafter.top_k=2,4 --vary layout.kind=bim,batching --out swept`.
     """
-    from ..bench.command import sweep_command
+    from ..bench.command import compare_command
 
-    return sweep_command(graph, tuple(vary), options, out)
+    return compare_command((graph,), options, out, vary)
 
 
 @takes("as_json", *SESSION, prompts=PROMPTS)

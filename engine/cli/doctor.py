@@ -20,8 +20,6 @@ EMBEDDED_MODELS = ("target", "eagle3", "eagle2", "dflash", "vanilla")
 GRAPHS = ("autoregressive", "eagle", "bim_plain", "bim_eagle")
 FIGURES = ("speedup_per_token", "ms_per_token", "tau_step", "overhead_share")
 TOKENS = 32
-START_UPS = ("--help", "check")
-Say = Callable[[str], None]
 
 
 def doctor(
@@ -34,7 +32,10 @@ def doctor(
     """Report the environment, test the installation on the embedded model, measure start-ups."""
     import torch
 
-    say: Say = (lambda line: None) if as_json else print
+    from ..bench import render
+    from ..bench.comparison import measure
+
+    say: Callable[[str], None] = (lambda line: None) if as_json else print
     devices = range(torch.cuda.device_count())
     environment = {
         "versions": versions(),
@@ -48,7 +49,20 @@ def doctor(
     say(yaml.safe_dump(found, sort_keys=False, width=100).rstrip())
     report: dict[str, Any] = {"problems": [], **found}
     try:
-        code = _self_test(report, say, threads, repeats)
+        # Graphs on one question, as in `specsot bench`: equal tokens, speed, overhead.
+        experiment = experiment_of_sides(
+            "doctor", GRAPHS, count=1, repeats=repeats, figures=FIGURES
+        )
+        models: Any = {"model": EMBEDDED, "drafter_model": EMBEDDED}
+        options = RunOptions(**models, threads=threads, max_new_tokens=TOKENS)
+        report["self_test"] = result = measure(prepare_experiment(experiment, options))
+        report["problems"] += result["problems"]
+        if rows := [*result["rows"].values()]:
+            notes = [*render.equality_lines(result), *render.measured_words(result)]
+            say(render.console(experiment, rows, notes))
+        if failures := result["differences"]:
+            report["problems"].append(f"{failures} branches differ where equality is promised")
+        code = Code(result["exit_code"])
     except Exception as error:
         report["problems"].append(message_of(error))
         code = code_of(error) if is_told(error) else Code.FAILED
@@ -76,26 +90,8 @@ def _model(name: str) -> str:
 
 def start_ups() -> dict[str, float]:
     seconds = {}
-    for word in START_UPS:
+    for word in ("--help", "check"):
         start_time = perf_counter()
         subprocess.run([sys.executable, "-m", "specsot", word], capture_output=True, check=False)
         seconds[f"specsot {word}"] = round(perf_counter() - start_time, 2)
     return seconds
-
-
-def _self_test(report: dict[str, Any], say: Say, threads: int | None, repeats: int) -> Code:
-    """Graphs on one question, as in `specsot bench`: equal tokens, speed, overhead."""
-    from ..bench import render
-    from ..bench.comparison import measure
-
-    experiment = experiment_of_sides("doctor", GRAPHS, count=1, repeats=repeats, figures=FIGURES)
-    models: Any = {"model": EMBEDDED, "drafter_model": EMBEDDED}
-    options = RunOptions(**models, threads=threads, max_new_tokens=TOKENS)
-    report["self_test"] = result = measure(prepare_experiment(experiment, options))
-    report["problems"] += result["problems"]
-    if rows := [*result["rows"].values()]:
-        notes = [*render.equality_lines(result), *render.measured_words(result)]
-        say(render.console(experiment, rows, notes))
-    if failures := result["differences"]:
-        report["problems"].append(f"{failures} branches differ where equality is promised")
-    return Code(result["exit_code"])
