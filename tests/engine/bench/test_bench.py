@@ -19,7 +19,7 @@ import yaml
 from helpers.commands import bench_command, tune_command
 
 from specsot.engine.bench import command, comparison, sides
-from specsot.engine.bench.command import FIGURE, PROFILE, changes
+from specsot.engine.bench.command import changes
 from specsot.engine.bench.comparison import acceptance_by_depth
 from specsot.engine.bench.experiment import (
     DRAWS,
@@ -290,7 +290,7 @@ def scripted(monkeypatch: Patch, asked: Asked, speed: Mapping[str, float]) -> No
         rows = {}
         for number, one in enumerate(entries):
             known = (value for word, value in speed.items() if word in f"{one.side},{one.varied}")
-            rows[str(number)] = {"figures": {FIGURE: [next(known, 1.0), None, None]}}
+            rows[str(number)] = {"figures": {"speedup_decode": [next(known, 1.0), None, None]}}
         return {"exit_code": 0, "rows": rows}
 
     monkeypatch.setattr(comparison, "measure", measure)
@@ -310,7 +310,7 @@ def test_each_setting_is_found_behind_the_ones_before(
         f"eagle@drafter.num_draft_tokens={n},drafter.draft_depth=5,drafter.top_k=4" for n in (2, 4)
     ]
     assert levels[0][1] == "eagle@drafter.draft_depth=2,drafter.top_k=4,drafter.num_draft_tokens=8"
-    text = (out / PROFILE).read_text()
+    text = (out / "profile.yaml").read_text()
     made = yaml.safe_load(text)["profiles"]["tuned"]
     assert made["model"] == quick.model
     found = {"num_draft_tokens": 8, "draft_depth": 3, "top_k": 4}
