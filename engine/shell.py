@@ -1,10 +1,10 @@
-"""Output to the shell: encodings, closed pipes, one line instead of a traceback, progress lines."""
+"""Output to shells: encodings, closed pipes, errors in one line, tables, progress."""
 
 import json
 import os
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from time import monotonic
@@ -14,6 +14,7 @@ import typer
 
 from ..states.yaml.source import GraphError, Problem, RenamedKeyWarning
 from .errors import Code, code_of, fault_of, is_told, message_of
+from .events import printable
 
 if TYPE_CHECKING:  # a slow import
     from rich.console import Console
@@ -138,6 +139,22 @@ def deliver(
         complain(f"{STDOUT}: {message_of(out.fault)}; the {what} {where}")
         Writer(sys.stderr)("" if place else text)
     return out.fault is None
+
+
+def aligned(rows: Iterable[tuple[str, ...]]) -> list[str]:
+    """Lines of rows whose columns are two blanks apart."""
+    cells = list(rows)
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in cells]
+
+
+def markdown_table(heads: Sequence[str], rows: Iterable[Sequence[Any]]) -> list[str]:
+    """The lines of a table in Markdown; control characters are made visible."""
+    head, *body = (
+        " | ".join(printable(str(cell), "").replace("|", "\\|") for cell in row)
+        for row in (heads, *rows)
+    )
+    return [f"| {head} |", "|" + "---|" * len(heads), *(f"| {line} |" for line in body)]
 
 
 def json_text(document: Mapping[str, Any]) -> str:

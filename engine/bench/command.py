@@ -5,9 +5,8 @@ A comparison is an experiment of graphs, a sweep one of a graph's settings, each
 after another. Nothing here imports torch before the command line is checked."""
 
 import json
-import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from importlib.util import find_spec
 from math import prod
 from pathlib import Path
@@ -17,7 +16,7 @@ import yaml
 
 from ..errors import Code, UsageError
 from ..limits import disturbance
-from ..prepare.options import SESSION, BenchOptions, RunOptions
+from ..prepare.options import BenchOptions, RunOptions
 from ..record.run_folder import RunFolder
 from ..shell import complain, deliver, json_text
 from .experiment import (
@@ -36,27 +35,20 @@ from .experiment import (
 MOST_GRAPHS = 26
 MOST_POINTS = 256
 MOST_SHOWN = 20  # problems and changes of an experiment
-REQUEST_FILE = "asked.json"  # what an interrupted experiment goes on with
-OF_THIS_CALL = ("out", "resume", "baseline", "plot", "tune", "listed")  # not in it
 LEAST = 0.05  # of a figure from clocks: less is not called a change, however sure it is
 EXACT = 0.01  # of one that only what is computed decides
 
 
-def compare_command(sides: Sequence[str], options: RunOptions, out: Path | None = None) -> int:
-    """Measure sides, each GRAPH or GRAPH@SET,SET..., once for each prompt."""
-    if not 2 <= len(sides) <= MOST_GRAPHS:
-        raise UsageError(f"compare takes from 2 to {MOST_GRAPHS} graphs, not {len(sides)}")
-    experiment = experiment_of_sides("compare", sides, repeats=1, figures=COMPARED)
-    return _report(prepare_experiment(experiment, options), options, BenchOptions(out=out))
-
-
-def sweep_command(
-    graph: str, vary: Sequence[str], options: RunOptions, out: Path | None = None
+def compare_command(
+    sides: Sequence[str], options: RunOptions, out: Path | None = None, vary: Sequence[str] = ()
 ) -> int:
-    """Measure a graph at every point of a grid, once for each prompt."""
-    experiment = experiment_of_sides(
-        "sweep", [graph], vary=grid_of(vary), repeats=1, figures=COMPARED
-    )
+    """Measure sides, each GRAPH or GRAPH@SET,SET..., or one of them at every point of a grid, once
+    for each prompt."""
+    if not (vary or 2 <= len(sides) <= MOST_GRAPHS):
+        raise UsageError(f"compare takes from 2 to {MOST_GRAPHS} graphs, not {len(sides)}")
+    values: Any = {"vary": grid_of(vary)} if vary else {}
+    name = "sweep" if vary else "compare"
+    experiment = experiment_of_sides(name, sides, repeats=1, figures=COMPARED, **values)
     return _report(prepare_experiment(experiment, options), options, BenchOptions(out=out))
 
 
@@ -75,10 +67,17 @@ def grid_of(vary: Sequence[str]) -> dict[str, tuple[str, ...]]:
 
 
 def bench_command(bench_options: BenchOptions, options: RunOptions) -> int:
-    """Measure an experiment, or go on with an interrupted one."""
-    if bench_options.resume is not None:
-        bench_options, options = _resumed(bench_options.resume, bench_options, options)
-    baseline = None if bench_options.baseline is None else _read_baseline(bench_options.baseline)
+    """Measure an experiment, or go on with an interrupted one in the same folder."""
+    baseline = None
+    if (file := bench_options.baseline) is not None:
+        try:
+            baseline = json.loads(file.read_text(encoding="utf-8"))
+            if baseline["schema_version"] != 1 or not isinstance(baseline["rows"], dict):
+                raise ValueError("of another version")
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            reason = error.strerror if isinstance(error, OSError) else None
+            reason = reason or "not a result of `specsot bench`"
+            raise UsageError(f"--baseline {file}: {reason}") from None
     if bench_options.plot and find_spec("matplotlib") is None:
         raise UsageError("--plot needs matplotlib: pip install 'specsot[plot]'")
     if bench_options.plot and bench_options.out is None:
@@ -94,15 +93,9 @@ def _report(
     bench_options: BenchOptions,
     baseline: Mapping[str, Any] | None = None,
 ) -> int:
-    """Measure, deliver table and notes, report problems. The options of an experiment that they
-    name are saved for `--resume`."""
+    """Measure, deliver table and notes, report problems."""
     experiment = prepared.experiment
     files = None if bench_options.out is None else RunFolder.at(bench_options.out)
-    if files is not None and bench_options.refs and not (files.path / REQUEST_FILE).exists():
-        values = {name: getattr(options, name) for name in (*SESSION, "prompts")}
-        asked = {n: v for n, v in asdict(bench_options).items() if n not in OF_THIS_CALL}
-        changed = {name: value for name, value in values.items() if value not in (None, ())}
-        files.write_json(REQUEST_FILE, {"asked": asked, "options": changed})
     for note in prepared.notes:
         complain(f"note: {note}")
     # Local, so that a wrong option is an error before torch is imported.
@@ -140,7 +133,7 @@ def _report(
             render.draw_all(experiment, rows, files.path)
     text = json_text(result)
     if not options.as_json:
-        text = render.console(experiment, rows, [*notes, *measured, *best], sys.stdout)
+        text = render.console(experiment, rows, [*notes, *measured, *best])
     faults = [] if files is None else files.faults
     delivered = deliver(text, str(files.path) if files and not faults else "")
     for line in result["problems"][:MOST_SHOWN]:
@@ -157,34 +150,6 @@ def _report(
     for fault in faults:
         complain(fault)
     return code or (Code.OK if delivered and not faults else Code.FAILED)
-
-
-def _resumed(
-    folder: Path, bench_options: BenchOptions, options: RunOptions
-) -> tuple[BenchOptions, RunOptions]:
-    now: dict[str, Any] = {n: getattr(bench_options, n) for n in ("resume", "baseline", "plot")}
-    if bench_options != BenchOptions(**now):
-        raise UsageError("--resume DIR continues with the original options and accepts no others")
-    try:
-        saved = json.loads((folder / REQUEST_FILE).read_text(encoding="utf-8"))
-        old = BenchOptions(**saved["asked"])
-        values: dict[str, Any] = saved["options"]
-        values |= {name: Path(values[name]) for name in ("prompts", "outline") if name in values}
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "damaged"
-        raise UsageError(f"--resume {folder}: no experiment was begun there: {reason}") from None
-    return replace(old, out=folder, **now), replace(options, **values)
-
-
-def _read_baseline(file: Path) -> dict[str, Any]:
-    try:
-        result = json.loads(file.read_text(encoding="utf-8"))
-        if result["schema_version"] != 1 or not isinstance(result["rows"], dict):
-            raise ValueError("of another version")
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "not a result of `specsot bench`"
-        raise UsageError(f"--baseline {file}: {reason}") from None
-    return dict(result)
 
 
 def _check_same(before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
@@ -234,8 +199,6 @@ def _sign(figure: Figure, past: Sequence[Any], values: Sequence[Any]) -> int:
 
 # -- bench --tune ------------------------------------------------------------------------------
 
-PROFILE = "profile.yaml"
-FIGURE = "speedup_decode"
 MARGIN = 1.02  # what is so much faster only is not worth a larger tree, or another setting
 SEVERAL = 4  # numbers of branches besides 1 for which a graph with an outline is tuned
 BRANCHED = "num_draft_tokens"  # the setting that may differ by the number of branches
@@ -295,7 +258,7 @@ def tune_command(bench_options: BenchOptions, options: RunOptions) -> int:
     faults: list[str] = []
     if bench_options.out is not None:
         files = RunFolder.at(bench_options.out)
-        files.write_text(PROFILE, text)
+        files.write_text("profile.yaml", text)
         faults = files.faults
     for fault in faults:
         complain(fault)
@@ -308,10 +271,10 @@ def _speeds(bench_options: BenchOptions, options: RunOptions, sides: Sequence[st
     """The speeds of the graph with these settings against plain decoding; none without rounds."""
     from .comparison import measure
 
-    graph = bench_options.refs[0]
-    refs = [f"{graph}@{settings}" for settings in ("drafter.kind=none", *sides)]
+    refs = [f"{bench_options.refs[0]}@{settings}" for settings in ("drafter.kind=none", *sides)]
     experiment, source = experiment_of(replace(bench_options, refs=refs))
     result = measure(prepare_experiment(experiment, options, source))
     if result["exit_code"]:
         raise UsageError("--tune: a side failed: " + "; ".join(result["problems"][:3]))
-    return [row["figures"].get(FIGURE, [0.0])[0] for row in [*result["rows"].values()][1:]]
+    _, *rows = result["rows"].values() or [{}]
+    return [row["figures"].get("speedup_decode", [0.0])[0] for row in rows]

@@ -7,6 +7,7 @@ import json
 import shlex
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from hashlib import sha256
 from statistics import mean, median
@@ -44,10 +45,7 @@ from .sides import (
     warm_up,
 )
 
-SCHEMA = 1
-SETUP = "setup.json"
 ROUND = "round-{:04}.json"
-COMMAND = "command"
 SAVED = TypeAdapter(ComparedPrompt)
 
 
@@ -88,7 +86,11 @@ def compare_jobs(prepared: Prepared, files: RunFolder | None = None) -> Comparis
         rounds: dict[int, ComparedPrompt] = {}
         if files is not None:
             setup = _begun(files, setup)
-            rounds = _saved_rounds(files, prompts)
+            for number, prompt in prompts.items():
+                # A damaged round is measured again.
+                with suppress(OSError, ValueError, TypeError):
+                    text = (files.path / ROUND.format(number + 1)).read_text(encoding="utf-8")
+                    rounds[number] = SAVED.validate_python({**json.loads(text), "prompt": prompt})
         for side in sides:
             for prompt in items:
                 side.session.request(prompt)  # refused before anything is measured
@@ -137,8 +139,8 @@ def _setup(sides: Sequence[Side], prepared: Prepared) -> dict[str, Any]:
     prompts = sides[0].job.prompts
     text = json.dumps([asdict(prompt) for prompt in prompts], sort_keys=True)
     return {
-        "schema_version": SCHEMA,
-        COMMAND: shlex.join(["specsot", *map(redact, sides[0].job.options.argv[1:])]),
+        "schema_version": 1,
+        "command": shlex.join(["specsot", *map(redact, sides[0].job.options.argv[1:])]),
         "graphs": graphs,
         "prompts": {"count": len(prompts), "sha256": sha256(text.encode()).hexdigest()},
         "versions": versions(),
@@ -150,32 +152,20 @@ def _setup(sides: Sequence[Side], prepared: Prepared) -> dict[str, Any]:
 
 def _begun(files: RunFolder, setup: dict[str, Any]) -> dict[str, Any]:
     """The setup of the folder, with its first command; raises UsageError for another comparison."""
-    place = files.path / SETUP
+    place = files.path / "setup.json"
     try:
         old = json.loads(place.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        files.write_json(SETUP, setup)
+        files.write_json("setup.json", setup)
         return setup
     except (OSError, ValueError) as error:
         raise UsageError(f"{place}: cannot be read: {error}") from None
     saved = old if isinstance(old, dict) else {}
     new = json.loads(json.dumps(setup))
-    if unlike := [name for name in new if name != COMMAND and saved.get(name) != new[name]]:
+    if unlike := [name for name in new if name != "command" and saved.get(name) != new[name]]:
         reason = f"holds a comparison with other {', '.join(unlike)}: name another folder"
         raise UsageError(f"{files.path}: {reason}")
-    return {**setup, COMMAND: saved.get(COMMAND, setup[COMMAND])}
-
-
-def _saved_rounds(files: RunFolder, prompts: Mapping[int, Prompt]) -> dict[int, ComparedPrompt]:
-    """By the numbers of their prompts, without damaged ones."""
-    rounds = {}
-    for number, prompt in prompts.items():
-        try:
-            plain = json.loads((files.path / ROUND.format(number + 1)).read_text(encoding="utf-8"))
-            rounds[number] = SAVED.validate_python({**plain, "prompt": prompt})
-        except (OSError, ValueError, TypeError):
-            continue
-    return rounds
+    return {**setup, "command": saved.get("command", setup["command"])}
 
 
 # -- the result --------------------------------------------------------------------------------
@@ -244,7 +234,7 @@ def document_of(comparison: Comparison, prepared: Prepared) -> dict[str, Any]:
             },
         }
     return {
-        "schema_version": SCHEMA,
+        "schema_version": 1,
         "experiment": prepared.experiment.model_dump(mode="json", exclude_defaults=True),
         "status": str(comparison.status),
         "exit_code": int(code),

@@ -485,11 +485,6 @@ def _ours(figure: Figure) -> Figure:
     return replace(figure, of=lambda run: figure.of(run) if run.meter.rows else (0.0, 0.0))
 
 
-def _tau(run: "SideRun") -> tuple[float, float]:
-    lengths = run.meter.lengths
-    return sum(n * count for n, count in lengths.items()), lengths.total()
-
-
 def _overhead(run: "SideRun") -> tuple[float, float]:
     whole = run.meter.in_run + run.meter.open_ops
     return whole - run.meter.in_ops, whole
@@ -503,7 +498,9 @@ FIGURES: Mapping[str, Figure] = {
     PER_TOKEN: _speedup(_per_token),
     BY_PROMPT: _speedup(_per_token, "range"),
     "length_ratio": Figure("median", lambda r: (1, r.meter.tokens), 0, paired=True),
-    "tau_step": Figure("sums", _tau),
+    "tau_step": Figure(
+        "sums", lambda r: (sum(r.meter.lengths.elements()), r.meter.lengths.total())
+    ),
     "tau_request": Figure("median", lambda r: (r.meter.tau_step, 1)),
     "acceptance_rate": Figure("sums", lambda r: (r.meter.accepted, r.meter.drafted), form=".3f"),
     "tokens_per_target_forward": Figure("sums", lambda r: (r.meter.tokens, r.meter.forwards)),

@@ -65,9 +65,8 @@ def _answer(
     request = side.session.request(prompt)
     most = budget or request.budget
     steps = Steps()
-    start_time = perf_counter_ns()
     tokens = generate(request, [*request.prefix, *request.tail], most, steps)
-    whole = perf_counter_ns() - start_time
+    whole = perf_counter_ns() - steps.start_time
     stopped = bool(tokens) and tokens[-1] in request.stop_ids
     branch = Branch(request, 0, 0, most, prompt=request.tail)
     branch.tokens = tokens[:-1] if stopped else tokens
@@ -80,13 +79,11 @@ def _answer(
     lengths = Counter(counts if drafts else counts[1:])
     meter = Meter(forwards=len(counts), rounds=lengths.total(), tokens=sum(counts), lengths=lengths)
     meter.in_run = meter.in_ops = whole
-    first = steps.times[0]
-    last = steps.times[-1]
-    meter.marks[request.key] = Marks(first, None, last)
+    meter.marks[request.key] = Marks(steps.times[0], None, steps.times[-1])
     return SideRun(
         meter,
-        first_token=first,
-        last_token=last,
+        first_token=steps.times[0],
+        last_token=steps.times[-1],
         decoded=sum(counts[1:]),
         digest=output_digest(answers_of([request], side.session.prompts)),
         request=request,
@@ -110,8 +107,7 @@ def _peer(name: str, side: Side, load: Callable[..., Any]) -> Peer:
     graph = side.job.program.graph
     sampling = graph.sampling
     options = side.job.options
-    changed = sampling.model_dump(exclude_defaults=True).keys()
-    if changed - {*DRAWN, "accept", "rule"}:
+    if sampling.model_dump(exclude_defaults=True).keys() - {*DRAWN, "accept", "rule"}:
         raise UsageError(f"{name}: of `sampling` it knows {', '.join(DRAWN)} only")
     target, drafter = model_folders(side.job)
     if name == LLAMA_CPP:

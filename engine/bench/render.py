@@ -2,25 +2,20 @@
 
 import csv
 import io
-import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain, zip_longest
 from pathlib import Path
-from typing import Any, TextIO
+from textwrap import wrap
+from typing import Any
 
 import numpy as np
-from rich import box
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from ..events import printable
-from ..shell import usable
+from ..shell import aligned, markdown_table
 from .experiment import FIGURES, PARTS, Experiment, Plot, at_commas
 from .sides import TIE, letters
 
-STYLE: dict[str, Any] = {"title_justify": "left", "title_style": "bold"}
-STYLE |= {"pad_edge": False, "padding": (0, 1, 0, 0)}
-WIDTH = 100
+WIDTH = 30  # of a name or a value in a table for a terminal
 MOST = 20  # differences that are printed; the JSON document has all
 NO_ROWS = "No prompt was answered by every side."
 WORDS = {
@@ -75,11 +70,7 @@ def markdown(experiment: Experiment, rows: Rows) -> str:
     heads, cells = cells_of(experiment, rows)
     fixed = 2 + len(experiment.vary)
     heads[fixed:] = [name.replace("_", " ") for name in heads[fixed:]]
-    lines = (
-        " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in line)
-        for line in (heads, ["---"] * len(heads), *cells)
-    )
-    return "".join(f"| {line} |\n" for line in lines)
+    return "".join(f"{line}\n" for line in markdown_table(heads, cells))
 
 
 def page(experiment: Experiment, rows: Rows, notes: Iterable[str], facts: Iterable[str]) -> str:
@@ -88,29 +79,18 @@ def page(experiment: Experiment, rows: Rows, notes: Iterable[str], facts: Iterab
     return f"{title}\n```\n{notes_text}```\n\n" + "".join(f"- {fact}\n" for fact in facts)
 
 
-def console(experiment: Experiment, rows: Rows, notes: Iterable[str], stream: TextIO) -> str:
-    """What a stream shows: as wide as its terminal, or WIDTH columns; ASCII where it must be."""
-    there = Console(file=stream)
-    out = io.StringIO()
-    width = there.width if there.is_terminal else WIDTH
-    styled = usable(there, dict(os.environ))
-    shown = Console(file=out, width=width, force_terminal=styled, highlight=False)
-    lines = box.SIMPLE_HEAD if "utf" in (stream.encoding or "utf-8").lower() else box.ASCII
-    table = Table(title=f"\n{experiment.name}: {experiment.doc}", box=lines, **STYLE)
-    heads, cells = cells_of(experiment, rows, between="\n")
-    for number, head in enumerate(heads):
-        if head in ("", "equal"):
-            table.add_column(head, no_wrap=True)
-        elif number < 2 + len(experiment.vary):
-            table.add_column(head.replace(".", ".\n").replace("_", "\n"), overflow="fold")
-        else:
-            table.add_column(head.replace("_", "\n"), justify="right", overflow="fold")
-    for line in cells:
-        table.add_row(*(Text(printable(text)) for text in line))
-    shown.print(table)
-    for note in notes:
-        shown.print(Text(printable(note, "")))
-    return "\n".join(line.rstrip() for line in out.getvalue().split("\n"))
+def console(experiment: Experiment, rows: Rows, notes: Iterable[str]) -> str:
+    """A table for a terminal, intervals below their figures, and notes."""
+    heads, table = cells_of(experiment, rows, between="\n")
+    lines = [[head.replace(".", ".\n").replace("_", "\n") for head in heads]]
+    for letter, side, *cells in table:
+        points = cells[: len(experiment.vary)]
+        names = ["\n".join(wrap(printable(name, ""), WIDTH)) for name in (side, *points)]
+        lines.append([letter, *names, *cells[len(points) :]])
+    split = [zip_longest(*(cell.split("\n") for cell in line), fillvalue="") for line in lines]
+    title = f"{experiment.name}: {experiment.doc}"
+    texts = ["", title, "", *aligned(chain.from_iterable(split)), ""]
+    return "".join(f"{line}\n" for line in [*texts, *(printable(note, "") for note in notes)])
 
 
 def equality_lines(result: Mapping[str, Any]) -> Iterator[str]:
@@ -130,7 +110,7 @@ def equality_lines(result: Mapping[str, Any]) -> Iterator[str]:
     for pair, difference in every[:MOST]:
         yield from ("", *_difference(pair, difference))
     if len(every) > MOST:
-        yield f"\n{len(every) - MOST} more; --json has all"
+        yield from ("", f"{len(every) - MOST} more; --json has all")
 
 
 def _difference(pair: Mapping[str, Any], difference: Mapping[str, Any]) -> Iterator[str]:

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 from ...models.codes import EXACT, is_exact
 from ...models.files import ModelError
-from ...states.graph.graph import Graph
 from ..errors import Code, UsageError
 from ..prepare.files import SHIPPED, graph_names
 from ..prepare.inputs import read_file
@@ -18,14 +17,12 @@ from ..prepare.job import Job, model_folders, prepare, redact
 from ..prepare.options import SESSION, RunOptions, flag_of
 from ..prepare.repeat import graph_hash
 from ..record.run_folder import RunFolder, write_whole
-from ..shell import complain, json_text, put, working
+from ..shell import complain, json_text, markdown_table, print_json, put, working
 from ..workers.start import checked_block
 
 if TYPE_CHECKING:
     from .reference import Bench, Check
 
-SCHEMA = 1
-MARKS = {True: "passed", False: "**FAILED**"}
 
 Checks = Callable[["Bench"], Iterator["Check"]]
 
@@ -44,8 +41,25 @@ def certificate(job: Job, options: RunOptions, quick: bool) -> dict[str, Any]:
     verdict = f"lossless{where}: all {len(checks)} checks passed, {ties or 'no'} numeric ties"
     if failed := sum(not check["passed"] for check in checks):
         verdict = f"NOT lossless: {failed} of {len(checks)} checks failed"
+    graph = job.program.graph
+    folded = graph.skeleton is not None and graph.skeleton.merge == "blend"
+    notes = {
+        "The rules by which drafts are accepted have the target's law, exactly: held by the "
+        f"project's tests (tests/laws), specsot {version('specsot')}.": graph.drafter.drafts,
+        "The graph accepts drafts by rejection: its text has the target's distribution, and "
+        "one seed gives another text with another drafter. For the sampled runs above it "
+        "accepted by match.": not graph.sampling.exact,
+        "skip_sample_adjustment is for demonstration: such a graph is never lossless.": (
+            not graph.sampling.lossless
+        ),
+        "Combined answers follow parts that were computed again (skeleton.merge=plain), "
+        "except where a check says that they were folded.": folded,
+        "With reused rows the text is compared with plain decoding on the same "
+        "blended cache, which is an approximation of the prompt (docs/cacheblend.md); "
+        "in all other cases with transformers.": graph.blend is not None,
+    }
     return {
-        "schema_version": SCHEMA,
+        "schema_version": 1,
         "graph": name,
         "passed": not failed,
         "exit_code": int(Code.UNEQUAL if failed else Code.OK),
@@ -54,7 +68,7 @@ def certificate(job: Job, options: RunOptions, quick: bool) -> dict[str, Any]:
         "numeric_ties": ties,
         **facts,
         "parts": parts,
-        "notes": _notes(job.program.graph),
+        "notes": [note for note, holds in notes.items() if holds],
     }
 
 
@@ -74,23 +88,20 @@ def page(document: Mapping[str, Any]) -> str:
         "prompts": str(document["prompts"]),
         "versions": ", ".join(f"{name} {n}" for name, n in document["versions"].items()),
     }
-    lines += ["", "| | |", "|---|---|", *(f"| {key} | {_cell(rows[key])} |" for key in rows)]
+    lines += ["", *markdown_table(("", ""), rows.items())]
     for part in document["parts"]:
         lines += ["", f"## {part['title']}", ""]
         if part["not_applicable"]:
             lines += [f"Does not apply: {part['not_applicable']}."]
             continue
-        lines += ["| check | | found |", "|---|---|---|"]
+        checks = []
         for check in part["checks"]:
-            name = _cell(check["name"].partition("/")[2])
-            lines.append(f"| {name} | {MARKS[check['passed']]} | {_cell(check['text'])} |")
+            mark = "passed" if check["passed"] else "**FAILED**"
+            checks.append((check["name"].partition("/")[2], mark, check["text"]))
+        lines += markdown_table(("check", "", "found"), checks)
     if document["notes"]:
         lines += ["", "## Notes", "", *(f"- {note}" for note in document["notes"])]
     return "\n".join(lines) + "\n"
-
-
-def _cell(text: str) -> str:
-    return text.replace("|", "\\|").replace("\n", " ")
 
 
 def bench_of(job: Job, quick: bool, tell: Callable[[str], None]) -> "Bench":
@@ -147,26 +158,6 @@ def _parts(bench: "Bench") -> Iterator[dict[str, Any]]:
         for check in failed:
             complain(f"{name}: {check['name']} FAILED: {check['text']}")
         yield part
-
-
-def _notes(graph: Graph) -> list[str]:
-    folded = graph.skeleton is not None and graph.skeleton.merge == "blend"
-    notes = {
-        "The rules by which drafts are accepted have the target's law, exactly: held by the "
-        f"project's tests (tests/laws), specsot {version('specsot')}.": graph.drafter.drafts,
-        "The graph accepts drafts by rejection: its text has the target's distribution, and "
-        "one seed gives another text with another drafter. For the sampled runs above it "
-        "accepted by match.": not graph.sampling.exact,
-        "skip_sample_adjustment is for demonstration: such a graph is never lossless.": (
-            not graph.sampling.lossless
-        ),
-        "Combined answers follow parts that were computed again (skeleton.merge=plain), "
-        "except where a check says that they were folded.": folded,
-        "With reused rows the text is compared with plain decoding on the same "
-        "blended cache, which is an approximation of the prompt (docs/cacheblend.md); "
-        "in all other cases with transformers.": graph.blend is not None,
-    }
-    return [note for note, holds in notes.items() if holds]
 
 
 def _facts(job: Job, options: RunOptions, quick: bool, prompts: int) -> dict[str, Any]:
@@ -239,7 +230,7 @@ def certify_command(
         complain(f"{name}: {document['verdict']}")
     code = Code.OK if all(document["passed"] for document in documents) else Code.UNEQUAL
     if options.as_json:
-        put(json_text({"schema_version": SCHEMA, "exit_code": code, "certificates": documents}))
+        print_json(exit_code=code, certificates=documents)
     return Code.MODEL if code is Code.OK and len(documents) < len(jobs) else code
 
 

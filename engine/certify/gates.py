@@ -31,9 +31,6 @@ from .reference import Bench, Check, Repeat, judged
 MOST_STEPS = 100_000  # transitions after which a run counts as hanging
 COMPARED = 60  # branches of a probe whose drafter rows are computed again
 TITLES = ("Goal", "Main parts", "Risks", "Summary", "Steps", "Time", "Cost", "Place")
-FORWARD = "target.forward_"
-PLANNED = "schedule.plan_"
-DRAFTED = "draft.expand_root_"
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,11 +140,12 @@ class Rig:
                 self.wrong.setdefault("gap", f"{run.state}: {branch.name} has a gap among its rows")
 
     def probe(self, trial: Trial) -> ProbedRun:
-        """Run a trial to its end."""
+        """Run a trial to its end, checked after each phase; raises RuntimeError: there is none."""
         bench = self.bench
         greedy = () if bench.graph.beam is not None else ("sampling.temperature=0",)
-        most = bench.extent.gate_tokens
-        job = bench.changed(*greedy, *trial.sets, tokens=most, dtype=trial.dtype or bench.dtype)
+        sets = (*greedy, *trial.sets)
+        tokens = bench.extent.gate_tokens
+        job = bench.changed(*sets, tokens=tokens, dtype=trial.dtype or bench.dtype)
         skeleton = job.program.graph.skeleton
         if skeleton is not None and trial.stops is not None:
             titles = TITLES[: min(trial.parts, skeleton.max_branches)]
@@ -158,16 +156,12 @@ class Rig:
         for request in requests:
             request.budget = request.budget if trial.tokens is None else trial.tokens
             request.stop_ids = request.stop_ids if trial.stops is None else trial.stops
-        return ProbedRun(bench, trial, side, self._drive(side, requests), requests=requests)
-
-    def _drive(self, side: Side, requests: Sequence[Request]) -> EngineCore:
-        """To the end, checked after every phase; raises RuntimeError if there is none."""
         ops: list[str] = []
 
         def sink(event: Event) -> None:
             if isinstance(event, OpRan):
                 ops.append(event.op)
-                if event.op == PLANNED:
+                if event.op == "schedule.plan_":
                     self.chunks += len(run.board["step"].chunks)
 
         run = side.session.start(requests, sink)
@@ -179,9 +173,9 @@ class Rig:
                 raise RuntimeError(f"no end after {MOST_STEPS} transitions")
             ops.clear()
             run.advance()
-            self.forwards += ops.count(FORWARD)
+            self.forwards += ops.count("target.forward_")
             self.look(run)
-            if DRAFTED in ops and self.compared < most:
+            if "draft.expand_root_" in ops and self.compared < most:
                 for drafter in (part for part in run.board["drafter"].parts if part.kv is not None):
                     for branch in (branch for branch in drafter.active if not branch.reads):
                         self.compared += 1
@@ -193,7 +187,7 @@ class Rig:
             self.wrong.setdefault("moved", "a pool was allocated anew during a run")
         for used in filter(None, (pool.current_length - pool.idle_length for pool in pools)):
             self.wrong.setdefault("left", f"{used} slots are in use after the end of a run")
-        return run
+        return ProbedRun(bench, trial, side, run, requests=requests)
 
 
 def _rows(manager: Any, request: Request) -> int:

@@ -279,8 +279,7 @@ class TeacherTally:
         if (fault := self.first_wrong(branch, context)) is None:
             return
         text, margin = fault
-        near = margin is not None and margin < TIE and self.dtype != "float64"
-        if near and repeat():
+        if margin is not None and margin < TIE and self.dtype != "float64" and repeat():
             self.ties += 1
         else:
             shown = "" if margin is None else f" (margin {margin:.1e})"

@@ -224,7 +224,6 @@ def blended_checks(bench: Bench) -> Iterator[Check]:
     """For every place that documents may have in prompts, and for folded parts."""
     prompts = read_file(DOCUMENTS).items[: bench.extent.drawn_prompts]
     skeleton = bench.graph.skeleton
-    most = bench.extent.drawn_tokens
     for place in ("prompt",) if skeleton is None else ("prefix", "branches"):
         sets = (GREEDY, *([] if skeleton is None else [f"skeleton.documents={place}"]))
         made = bench
@@ -234,7 +233,7 @@ def blended_checks(bench: Bench) -> Iterator[Check]:
             outline = outline_of(list(titles)[:PARTS], 60, "Search")
             made = replace(bench, job=replace(bench.job, outline=outline))
         tally = bench.tally()
-        side = made.side(made.changed(*sets, "blend.plan=plain", tokens=most))
+        side = made.side(made.changed(*sets, "blend.plan=plain", tokens=bench.extent.drawn_tokens))
         for answer in made.answers([side], prompts):
             tally.hold(side, answer.runs["A"].request, made.repeated(side, answer.prompt))
         title = f"documents in the {place}, every row computed: greedy decoding of transformers"

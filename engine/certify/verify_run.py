@@ -10,20 +10,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...models.codes import FULL, is_exact
+from ...models.files import ModelError
+from ...models.load.weights import model_hash
 from ...states.graph.graph import Sampling
 from ..bench.sides import TIE
 from ..errors import Code, UsageError, first_line
 from ..prepare.job import model_folder, set_up_torch
 from ..record.run_folder import find_run
 from ..run.scoring import Segments, segments_from
-from ..shell import json_text, put, working
+from ..shell import print_json, put, working
 
 if TYPE_CHECKING:
     from .reference import Transformers
-
-
-SCHEMA = 1
-COUNTS = ("tokens", "own", "ties", "grammar", "wrong")
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,12 +62,11 @@ def verify_command(ref: str, runs: Path, as_json: bool, threads: int | None) -> 
     """Compare every answer of a saved run (`find_run`) with transformers; returns the exit code."""
     run = find_run(ref, runs)
     manifest = run.manifest
-    outputs = run.outputs
     try:
         target = manifest["models"]["target"]
         dtype = manifest["dtype"]
         weights = manifest.get("weights") or FULL
-        texts = [*chain.from_iterable(map(decoded_texts, outputs.values()))]
+        texts = [*chain.from_iterable(map(decoded_texts, run.outputs.values()))]
         stops = set(target["stop_ids"])
         graph = manifest["graph"]["resolved"]
         rules = Sampling.model_validate(graph["sampling"]).rules()
@@ -86,18 +83,23 @@ def verify_command(ref: str, runs: Path, as_json: bool, threads: int | None) -> 
     if refusals := [reason for reason, holds in reasons.items() if holds]:
         raise UsageError(f"{run.path}: its graph {' and '.join(refusals)}: see `specsot certify`")
     with working(f"loading {target['name']} in transformers ...") as show:
-        model = _reference(target, dtype, weights, threads)
+        from .reference import Transformers
+
+        folder = model_folder(target["name"], "target", dtype)
+        if model_hash(folder) != target["hash"]:
+            raise ModelError(folder, "is not the model of this run: its weights are others")
+        set_up_torch(threads, "cpu")
+        model = Transformers(folder, "cpu", weights)
         findings = []
         for number, text in enumerate(texts, 1):
             show(f"{text.name}, {number} of {len(texts)} ...")
             findings.append(_compared(model, dtype, stops, text))
     exact = is_exact(dtype, weights)
-    total = Finding("all", **{name: sum(getattr(f, name) for f in findings) for name in COUNTS})
+    counts = ("tokens", "own", "ties", "grammar", "wrong")
+    total = Finding("all", **{name: sum(getattr(f, name) for f in findings) for name in counts})
     code = Code.UNEQUAL if total.wrong and exact else Code.OK if findings else Code.FAILED
     if as_json:
-        rows = [asdict(finding) for finding in findings]
-        document = {"schema_version": SCHEMA, "exit_code": code, "dtype": dtype, "branches": rows}
-        put(json_text(document))
+        print_json(exit_code=code, dtype=dtype, branches=list(map(asdict, findings)))
         return code
     total.first = next((f"{one.name}: {one.first}" for one in findings if one.wrong), "")
     lines = [finding.words for finding in (*findings, total)]
@@ -124,18 +126,6 @@ def decoded_texts(line: Mapping[str, Any]) -> Iterator[DecodedText]:
             title = f"{name}, {word} {part['index'] + 1}" if several else name
             segments = segments_from(part.get("context_segments") or ())
             yield DecodedText(title, part["context_ids"] or (), ids, ended, segments=segments)
-
-
-def _reference(target: Mapping[str, Any], dtype: str, weights: str, threads: int) -> "Transformers":
-    from ...models.files import ModelError
-    from ...models.load.weights import model_hash
-    from .reference import Transformers
-
-    folder = model_folder(target["name"], "target", dtype)
-    if model_hash(folder) != target["hash"]:
-        raise ModelError(folder, "is not the model of this run: its weights are others")
-    set_up_torch(threads, "cpu")
-    return Transformers(folder, "cpu", weights)
 
 
 def _compared(model: "Transformers", dtype: str, stops: set[int], text: DecodedText) -> Finding:

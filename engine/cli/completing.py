@@ -100,8 +100,7 @@ def runs_of(ctx: typer.Context) -> Iterator[Offer]:
 def profiles_of() -> Iterable[Offer]:
     from ..prepare.job import read_settings
 
-    profiles = read_settings(Path())[0].profiles
-    return [(name, profile.model) for name, profile in profiles.items()]
+    return [(name, profile.model) for name, profile in read_settings(Path())[0].profiles.items()]
 
 
 def targets_of(incomplete: str) -> Iterator[Offer]:

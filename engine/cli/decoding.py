@@ -1,9 +1,9 @@
 """`specsot compare | sweep | bench | certify | simulate`; their modules are imported on use."""
 
 import re
-from functools import partial
 from pathlib import Path
 from textwrap import fill
+from typing import Literal
 
 from ..errors import Code, UsageError
 from ..prepare.files import open_graph
@@ -47,9 +47,9 @@ def sweep(
     Examples: `specsot sweep bim_eagle --vary drafter.num_draft_tokens=4,8,16`,
     `specsot sweep bim_eagle --vary drafter.top_k=2,4 --vary layout.kind=bim,batching --out swept`.
     """
-    from ..bench.command import sweep_command
+    from ..bench.command import compare_command
 
-    return sweep_command(graph, tuple(vary), options, out)
+    return compare_command((graph,), options, out, vary)
 
 
 @takes("as_json", *SESSION, prompts=PROMPTS)
@@ -60,24 +60,19 @@ def bench(options: RunOptions, experiment: BenchOptions) -> int:
     `specsot bench eagle dflash --against hf,hf-assisted --repeats 5`,
     `specsot bench drafters --baseline docs/benchmarks/drafters.json`,
     `specsot bench --tune bim_eagle --profile smollm2 --out tuned`."""
-    if experiment.listed:
-        _list_experiments(options.as_json)
-        return Code.OK
-    from ..bench.command import bench_command, tune_command
+    if not experiment.listed:
+        from ..bench.command import bench_command, tune_command
 
-    return (tune_command if experiment.tune else bench_command)(experiment, options)
-
-
-def _list_experiments(as_json: bool) -> None:
-    """The shipped experiments: what each reproduces, and what the original reported."""
+        return (tune_command if experiment.tune else bench_command)(experiment, options)
+    # The shipped experiments: what each reproduces, and what the original reported.
     from ..bench.experiment import experiment_names, find_experiment, read_experiment
 
     files = (find_experiment(name) for name in experiment_names())
     experiments = [read_experiment(file)[0] for file in files if file is not None]
-    if as_json:
+    if options.as_json:
         fields = {"doc", "reproduces", "reported", "sides", "against", "vary"}
         print_json(experiments={one.name: one.model_dump(include=fields) for one in experiments})
-        return
+        return Code.OK
     for one in experiments:
         notes = [f"reproduces: {one.reproduces}"] if one.reproduces else []
         notes += [f"{each.source}: {each.says}" for each in one.reported]
@@ -86,6 +81,7 @@ def _list_experiments(as_json: bool) -> None:
             text = " ".join(note.split())
             put(fill(text, WIDTH, initial_indent="  ", subsequent_indent="    ") + "\n")
         put("\n")
+    return Code.OK
 
 
 @takes("as_json", *SESSION, "workers", "cluster", prompts=PROMPTS)
@@ -103,8 +99,7 @@ def certify(
     `specsot certify --all --out docs/certificates`, `specsot certify bim_eagle --workers 2`."""
     from ..certify.certificate import certify_command
 
-    names = tuple(graphs or ())
-    return certify_command(names, options, quick=quick, out=out, every=every)
+    return certify_command(tuple(graphs or ()), options, quick=quick, out=out, every=every)
 
 
 # -- without a model ------------------------------------------------------------------------------
@@ -114,8 +109,7 @@ ARRIVALS = "poisson:RATE or bursts:RATE:SIZE a second, or a file of JSON lines."
 SHARED = "NxTOKENS: N shared prefixes of TOKENS tokens."
 POOL = "Whose scheduler and pool: a path or a shipped name, layout bim."
 TP = "Of a cluster: workers that write an outline together, with commas."
-LINK = "Of a cluster: loopback, 10gbe, 100gbe, nvlink, or US:GB_PER_S; commas."
-SHAPE = "Of a cluster's target: llama-8b, llama-70b, or a folder."
+LINK = "Of a cluster: loopback, 10gbe, 100gbe or nvlink, with commas."
 
 
 def simulate(
@@ -135,7 +129,7 @@ def simulate(
     cluster: str | None = option("Workers of a cluster; several, with commas, are compared."),
     tp: str = option(TP, default="1"),
     link: str = option(LINK, default="nvlink"),
-    shape: str = option(SHAPE, default="llama-8b"),
+    shape: Literal["llama-8b", "llama-70b"] = option("Of a cluster's target.", default="llama-8b"),
     together: bool = flag("In a cluster: parts stay with their outline.", "--together"),
     seed: int = option("Of arrivals and lengths.", default=0),
     sets: list[str] | None = SETS,
@@ -149,9 +143,10 @@ def simulate(
     `specsot simulate bim_eagle --cluster 8,64 --tp 1,4 --link nvlink --policies sot_priority`."""
     from ..record.replay import records_of
     from ..simulate import command
+    from ..simulate.cluster import ClusterSimulation
     from ..simulate.costs import StepCost
     from ..simulate.costs import fit as fit_costs
-    from ..simulate.world import Workload
+    from ..simulate.world import Simulation, Workload
     from ..simulate.world import arrivals as arrivals_of
 
     if fit is not None:
@@ -171,15 +166,20 @@ def simulate(
     names = [name for name in policies.split(",") if name]
     if "sot_priority" in names and not work.parts[1] and ":" in arrivals:
         complain("note: sot_priority ranks plain answers as fcfs; --parts gives answers parts")
-    source = partial(arrivals_of, arrivals, requests, work, seed=seed)
-    simulate = partial(command.simulate, program.graph, cost, names, seed=seed)
+    results = {}
     if cluster is None:
-        results = simulate(source)
-        show_result(as_json, [command.described(results)], policies=results)
+        for name in names:
+            world = Simulation(program.graph, cost, name, seed)
+            results[name] = command.served_by(world, arrivals_of(arrivals, requests, work, seed))
+        show_result(as_json, command.described(results, *command.POLICIES), policies=results)
         return
-    setups = command.cluster_setups(cluster, tp, link, shape=shape, together=together)
-    results = simulate(source, setups=setups)
-    show_result(as_json, [command.clusters_described(results)], clusters=results)
+    if len(names) != 1:
+        raise UsageError("--cluster compares clusters under one policy: --policies NAME")
+    for setup in command.cluster_setups(cluster, tp, link, shape=shape, together=together):
+        clusters = ClusterSimulation(program.graph, cost, names[0], setup, seed=seed)
+        come = arrivals_of(arrivals, requests, work, seed)
+        results[setup.name] = command.served_by(clusters, come)
+    show_result(as_json, command.described(results, *command.CLUSTERS), clusters=results)
 
 
 def _numbers(option: str, text: str, between: str = "-") -> tuple[int, int]:

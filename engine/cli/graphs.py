@@ -2,11 +2,11 @@
 model and no torch. Output goes to stdout, problems to stderr."""
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict
 from importlib.resources import files
 from pathlib import Path
 from textwrap import fill, indent
-from typing import Literal
 
 import typer
 from typer import BadParameter
@@ -14,13 +14,12 @@ from typer import BadParameter
 from ...states.graph.graph import Program, json_schema
 from ...states.graph.load import op_table
 from ...states.yaml.source import GraphError, Problem, Source, hint
-from ...states.yaml.spec import Spec, Text
 from ..errors import Code, UsageError
 from ..prepare.files import FOLDER, PACKAGE, graph_names, open_graph
 from ..prepare.job import CONFIG, embedded_folder
 from ..prepare.repeat import graph_yaml
-from ..shell import print_json, put, tell_problems
-from ..view.diagram import aligned, describe_graph, describe_words, mermaid
+from ..shell import aligned, print_json, put, tell_problems
+from ..view.diagram import describe_graph, describe_words, mermaid
 from .options import JSON as MIRRORED_JSON
 from .options import SETS, argument, flag, graph_argument, show_result
 
@@ -128,31 +127,14 @@ def init(
     print("try: specsot run graphs/bim_eagle.yaml, then change a word of it")
 
 
-class Explanation(Spec):
-    """A problem's code or an exit code; explained.yaml says what its keys mean."""
-
-    title: Text
-    means: Text
-    mend: Text
-    command: str | None = None
-    when: Literal["check", "run"] = "check"
-    kind: str = ""
-    base: str = ""
-    encoding: str = "utf-8"
-    wrong: str = ""
-    right: str = ""
-    module: str = ""
-
-
-def explanations() -> dict[str, Explanation]:
-    """By code: problems, then exits."""
+def explanations() -> dict[str, dict[str, str]]:
+    """By code: problems, then exits; explained.yaml says what the keys mean."""
     pages = Source(EXPLAINED.read_text(encoding="utf-8"), EXPLAINED.name).data
-    codes = pages["problems"] | pages["exits"]
-    return {str(code): Explanation(**page) for code, page in codes.items()}
+    return {str(code): page for code, page in (pages["problems"] | pages["exits"]).items()}
 
 
 def codes_of() -> list[tuple[str, str]]:
-    return [(code, page.title) for code, page in explanations().items()]
+    return [(code, page["title"]) for code, page in explanations().items()]
 
 
 def explain(
@@ -166,41 +148,41 @@ def explain(
     Examples: `specsot explain G202`, `specsot explain 4`, `specsot explain`."""
     pages = explanations()
     if code is None:
-        titles = {key: page.title for key, page in pages.items()}
-        lines = (f"{key:4}  {title}" for key, title in titles.items())
-        show_result(as_json, lines, codes=titles)
+        titles = dict(codes_of())
+        show_result(as_json, aligned(titles.items()), codes=titles)
         return
     name = code.upper().strip("[]")
     if name not in pages:
         raise UsageError(f"no code {code!r}{hint(name, pages)}; `specsot explain` lists them")
-    page = pages[name]
     if as_json:
-        print_json(code=name, **page.model_dump(mode="json", exclude_defaults=True))
+        print_json(code=name, **pages[name])
     else:
-        put(_page(name, page))
+        put(_page(name, pages[name]))
 
 
-def _page(code: str, page: Explanation) -> str:
+def _page(code: str, page: Mapping[str, str]) -> str:
+    base = page.get("base", "")
     places = {
-        "block": f"In a graph with `extends: {page.base}`",
-        "machine": f"In a copy of graphs/machines/{page.base}.yaml",
+        "block": f"In a graph with `extends: {base}`",
+        "machine": f"In a copy of graphs/machines/{base}.yaml",
         "file": "A whole graph file",
         "own": "As an op of a state, with own_ops.py in the same folder",
         "name": "specsot check",
-        "set": f"specsot check {page.base} --set",
-        "template": f"In a copy of the template `{page.base}`",
+        "set": f"specsot check {base} --set",
+        "template": f"In a copy of the template `{base}`",
         "experiment": "In an experiment's file, `specsot bench`",
     }
-    parts = [f"{code}: {page.title}", fill(page.means, WIDTH)]
-    if page.command:
-        parts.append(f"For example:\n{_shown(page.command)}")
-    if page.kind:
-        parts.append(f"{places[page.kind]}, wrong:\n{_shown(page.wrong, page.module)}")
-        if page.right != page.wrong:
-            parts.append(f"Right:\n{_shown(page.right)}")
-        if page.when == "run":
+    parts = [f"{code}: {page['title']}", fill(page["means"], WIDTH)]
+    if page.get("command"):
+        parts.append(f"For example:\n{_shown(page['command'])}")
+    if "kind" in page:
+        wrong = _shown(page["wrong"], page.get("module", ""))
+        parts.append(f"{places[page['kind']]}, wrong:\n{wrong}")
+        if page["right"] != page["wrong"]:
+            parts.append(f"Right:\n{_shown(page['right'])}")
+        if page.get("when") == "run":
             parts.append("`specsot check` does not see it: it shows when a run begins.")
-    return "\n\n".join([*parts, fill(page.mend, WIDTH)]) + "\n"
+    return "\n\n".join([*parts, fill(page["mend"], WIDTH)]) + "\n"
 
 
 def _shown(text: str, module: str = "") -> str:

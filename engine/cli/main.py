@@ -113,12 +113,11 @@ def _version(show: bool) -> None:
         raise Exit
 
 
-VERSION = typer.Option(
-    False, "--version", callback=_version, is_eager=True, help="Print the version."
-)
-
-
-def _root(version: bool = VERSION) -> None:
+def _root(
+    version: bool = typer.Option(
+        False, "--version", callback=_version, is_eager=True, help="Print the version."
+    ),
+) -> None:
     pass
 
 

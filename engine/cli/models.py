@@ -16,8 +16,7 @@ from ..hub import DEFAULT, KNOWN, VARIABLE, ModelCache, find_model, get_model, s
 from ..hub import convert as convert_model
 from ..prepare.files import graph_names, open_graph
 from ..prepare.options import RunOptions
-from ..shell import complain
-from ..view.diagram import aligned
+from ..shell import aligned, complain
 from .options import JSON, argument, flag, option, show_result, takes
 
 models = typer.Typer(help="Models: list, get, inspect, convert, remove.", no_args_is_help=True)
@@ -46,11 +45,7 @@ def list_models(cache: Path | None = CACHE, as_json: bool = JSON) -> None:
         doc = f"drafter of {name.partition('/')[0]}"
         row = {"name": name, "bytes": size, "state": "shipped", "path": str(path), "doc": doc}
         rows.append(row)
-    width = max(len(row["name"]) for row in rows)
-    lines = [
-        f"{row['name']:{width}} {_size(row['bytes']):>8}  {row['state']:12} {row['doc']}"
-        for row in rows
-    ]
+    lines = aligned((r["name"], _size(r["bytes"]), r["state"], r["doc"]) for r in rows)
     folder = str(model_cache.folder)
     show_result(as_json, [*lines, f"in {folder}"], folder=folder, models=rows)
 

@@ -69,8 +69,7 @@ def run_command(options: RunOptions) -> int:
             stream = AnswerStream(job)
             files = RunWriter(folder, job, provenance, earlier=earlier, show=stream.show)
             outcome = perform(session, files, starts)
-        delivered = print_result(files, outcome, stream)
-        whole = delivered and not folder.faults
+        whole = print_result(files, outcome, stream) and not folder.faults
         return exit_code(job, outcome) or (Code.OK if whole else Code.FAILED)
     except (Exception, KeyboardInterrupt) as error:
         if is_told(error):

@@ -213,7 +213,6 @@ class BenchOptions:
     repeats: int | None = option(None, "Of every prompt [3].", min=1, max=1000)
     count: int | None = option(None, "Only the first N prompts.", min=1, max=1024)
     out: Path | None = option(None, "Folder for rounds, tables and pictures.", metavar="DIR")
-    resume: Path | None = option(None, "Continue an interrupted experiment.", metavar="DIR")
     baseline: Path | None = option(
         None, "An earlier result.json; exit 6 if a figure got worse.", metavar="FILE"
     )

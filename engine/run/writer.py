@@ -20,6 +20,7 @@ from ..prepare.job import Job, machine, model_folders, redact, threads_of, versi
 from ..record.metrics import NS, Marks, Meter
 from ..record.recorder import Recorder
 from ..record.run_folder import MANIFEST_SETTINGS, OUTPUTS, RunFolder
+from ..shell import markdown_table
 from .core import EngineCore, Status
 from .resume import ANSWER, UNFINISHED, EarlierRun
 from .scoring import context_segments, contexts
@@ -296,13 +297,8 @@ def summary_page(
     )
     lines: list[str] = []
     for heading, columns, rows in tables:
-        lines += [heading, "", _row(columns), "|" + "---|" * len(columns), *map(_row, rows), ""]
+        lines += [heading, "", *markdown_table(columns, rows), ""]
     return "\n".join(lines)
-
-
-def _row(cells: Sequence[Any]) -> str:
-    texts = (printable(str(cell), "").replace("|", "\\|") for cell in cells)
-    return f"| {' | '.join(texts)} |"
 
 
 def _figures(metrics: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

@@ -84,13 +84,6 @@ class SimulatedWorker(Simulation):
     owed = False
     worked = 0.0
 
-    @property
-    def blocked(self) -> bool:
-        """Whether others step first: members before their group, the group before a worker."""
-        if self.group is None:
-            return any(member.in_step for member in self.members)
-        return self.group.in_step or not (self.group.is_idle or self.owed)
-
 
 class ClusterSimulation:
     """A cluster on arrivals in the order of time; raises UsageError: not with this graph."""
@@ -192,8 +185,14 @@ class ClusterSimulation:
             self.group_loads.add_(group.number, tokens)
 
     def _step(self, worker: SimulatedWorker) -> None:
-        """Start the next step of a worker or group that is free and not blocked."""
-        if worker.in_step or worker.blocked:
+        """Start the next step of a worker or group that is free. Members step before their group,
+        and the group before a worker, unless it has just stepped."""
+        group = worker.group
+        if group is None:
+            blocked = any(member.in_step for member in worker.members)
+        else:
+            blocked = group.in_step or not (group.is_idle or worker.owed)
+        if worker.in_step or blocked:
             return
         worker.owed = False
         worker.now = start = max(worker.now, self.now)
@@ -271,8 +270,7 @@ class ClusterSimulation:
             # A part is a request whose prompt begins with the rows that the worker has received.
             at = self.now + seconds if number in sent else self.now
             ids = job.ids + (MAX_IDS - 1 - part,) * PART_PROMPT
-            texts = (job.arrival.texts[part],)
-            arrival = Arrival(at, len(ids), texts, budget=job.arrival.budget)
+            arrival = Arrival(at, len(ids), (job.arrival.texts[part],), budget=job.arrival.budget)
             rows = len(job.ids) if number in sent else received
             live = Live(arrival, job, part, expected[part], received=rows)
             if number in sent:

@@ -5,7 +5,6 @@ bandwidth, as in NCCL's own model. docs/cluster_simulated.md has the sources of 
 
 import json
 import random
-import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
@@ -15,8 +14,6 @@ from typing import NamedTuple
 import numpy as np
 from scipy.optimize import nnls  # type: ignore[import-untyped]
 
-from ...models.families import decoder_config
-from ...models.files import ModelError
 from ..errors import UsageError
 from ..record.recorder import Record
 
@@ -141,16 +138,6 @@ LINKS = {
 }
 
 
-def link_of(text: str) -> Link:
-    """A name in LINKS, or microseconds a step and GB/s, as in `25:1.25`; raises UsageError."""
-    if text in LINKS:
-        return LINKS[text]
-    numbers = re.fullmatch(r"(\d+(?:\.\d+)?):(\d+(?:\.\d+)?)", text)
-    if numbers is None or float(numbers[2]) == 0:
-        raise UsageError(f"--link {text}: {', '.join(LINKS)}, or MICROSECONDS:GB_PER_SECOND")
-    return Link(text, 0.0, float(numbers[1]) / 1e6, float(numbers[2]) * 1e9)
-
-
 class ModelShape(NamedTuple):
     """Sizes of a target; kv_bytes: keys and values of a token; itemsize: bytes of a number."""
 
@@ -165,18 +152,6 @@ SHAPES = {
     "llama-8b": ModelShape(32, 4096, 2 * 32 * 8 * 128 * 2, 128256, itemsize=2),
     "llama-70b": ModelShape(80, 8192, 2 * 80 * 8 * 128 * 2, 128256, itemsize=2),
 }
-
-
-def shape_of(text: str) -> ModelShape:
-    """A known model, or a checkpoint's folder, in float32; raises UsageError."""
-    if text in SHAPES:
-        return SHAPES[text]
-    try:
-        config = decoder_config(Path(text))
-    except ModelError as error:
-        raise UsageError(f"--shape {text}: {', '.join(SHAPES)}, or a folder: {error}") from None
-    numbers = 2 * config.num_layers * config.kv_heads * config.head_dim
-    return ModelShape(config.num_layers, config.hidden_size, 4 * numbers, config.vocab_size)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,7 +1,8 @@
 """A run without a model: requests of known lengths, the real scheduler, a simulated clock.
 
-Request table, admission, scheduler, radix tree and preemption are those of a run. The results of a
-forward are written down instead of computed, and the clock moves by the cost of the step."""
+Request table, admission, scheduler, radix tree, pool (without data) and preemption are those of a
+run. The results of a forward are written down instead of computed, and the clock moves by the cost
+of the step."""
 
 import json
 import random
@@ -12,9 +13,8 @@ from time import perf_counter
 from typing import Any
 
 import numpy as np
-import torch
 
-from ...ops.kv.pool import CopyLedger, KVCache, PoolFullError, Region, SlotTable
+from ...ops.kv.pool import KVCache
 from ...states.graph.graph import Graph
 from ...states.manager import BranchStateManager
 from ...states.phases.schedule import plan_
@@ -123,78 +123,6 @@ def _recorded(path: Path) -> Iterator[Arrival]:
 # -- the simulation -------------------------------------------------------------------------------
 
 
-class CountedPool(KVCache):
-    """A pool that counts: the positions of every owner, in constant time, without slots. spans: by
-    owner, the first position and one past the last."""
-
-    def __init__(self, capacity: int) -> None:  # the tables of slots are not made
-        SlotTable.__init__(self, 0)
-        self.capacity = self.slots = capacity
-        self.data = torch.zeros(0)
-        self.ledger = CopyLedger()
-        self.spans: dict[int, tuple[int, int]] = {}
-
-    def grow_(self, owner: int, position: int, count: int) -> None:
-        """Append rows to an owner; raises PoolFullError."""
-        first, last = self.spans.get(owner, (position, position))
-        assert last == position, f"owner {owner} continues at {last}, not at {position}"
-        self.spans[owner] = first, last + count
-        self.current_length += count
-        if self.current_length > self.slots:
-            raise PoolFullError(f"{self.current_length} slots of {self.slots}")
-        self._note_peak()
-
-    def open_(self, home: int, size: int, least: int | None = None) -> None:
-        self.regions[home] = Region()
-
-    def retire_(self, owners: Iterable[int], row: int | None = None) -> None:
-        for owner in owners:
-            first, last = self.spans.pop(owner, (0, 0))
-            self.current_length -= last - first
-            self.regions.pop(owner, None)
-
-    def relabel_(self, old: int, new: int, home: int) -> None:
-        if old in self.spans:
-            self._join_(new, self.spans.pop(old))
-
-    def split_(self, owner: int, first: int, position: int) -> None:
-        self.regions.setdefault(first, Region())
-        if owner == first or owner not in self.spans:
-            return
-        start, last = self.spans.pop(owner)
-        cut = min(max(position, start), last)
-        if cut > start:
-            self._join_(first, (start, cut))
-        if last > cut:
-            self.spans[owner] = cut, last
-
-    def _join_(self, owner: int, span: tuple[int, int]) -> None:
-        own = self.spans.get(owner, span)
-        assert own == span or own[1] == span[0] or span[1] == own[0], "rows with a gap"
-        self.spans[owner] = min(own[0], span[0]), max(own[1], span[1])
-
-    def truncate_(self, owner: int, length: int) -> None:
-        first, last = self.spans.get(owner, (0, 0))
-        if last > length:
-            self.current_length -= last - max(length, first)
-            self.spans[owner] = first, length
-            if length <= first:
-                del self.spans[owner]
-
-    def rest_(self, owner: int, *, idle: bool) -> None:
-        first, last = self.span_of(owner)
-        self.idle_length += (last - first) if idle else first - last
-        (self._idle.add if idle else self._idle.discard)(owner)
-        self._note_peak()
-
-    def span_of(self, owner: int) -> tuple[int, int]:
-        return self.spans.get(owner, (0, 0))
-
-    def check_integrity(self) -> None:
-        used = sum(last - first for first, last in self.spans.values())
-        assert used == self.current_length <= self.slots, "slots in use are counted wrongly"
-
-
 MAX_IDS = 1 << 30  # positions and token ids, without a model's limits
 PART_PROMPT = 12  # tokens of a part's own prompt
 HINT_FACTORS = (0.5, 1.5)  # of an outline's expected lengths
@@ -277,7 +205,7 @@ class Simulation:
         limits = RunLimits(ranked, max_positions=MAX_IDS, vocabulary=MAX_IDS)
         self.graph = graph
         self.cost = cost
-        self.pool = CountedPool(graph.layout.kv_slots)
+        self.pool = KVCache(0, 1, 1, graph.layout.kv_slots)
         self.manager = BranchStateManager(self.pool, None, limits, lambda branch: branch.prompt)
         self.served = WorkerFigures()
         self.now = 0.0
@@ -372,20 +300,26 @@ class Simulation:
         manager = self.manager
         newcomers, spans = manager.batch_builder.start_(plan)
         rows = manager.capacity.round_rows(len(ran))
+        grown: list[tuple[int, int, int]] = []  # an owner, its next position, its new rows
         for branch in ran:
             written = self._append(branch, next(self._round_tokens))
-            self.pool.grow_(branch.owner, branch.length, written)
+            grown.append((branch.owner, branch.length, written))
             branch.num_cached_tokens += written
             branch.length += written
         for span in spans:
             size = len(span.tokens)
             received = self._live[span.request].received - span.position
             rows += size - min(max(received, 0), size)  # received rows are not computed
-            self.pool.grow_(span.owner, span.position, size)
+            grown.append((span.owner, span.position, size))
             if span.branch is not None:
                 span.branch.length += size
                 if not span.branch.tokens:  # the first token is sampled after the prompt
                     self._append(span.branch, 1)
+        if grown:
+            owners, _, counts = zip(*grown, strict=True)
+            places_Q = np.concatenate([np.arange(first, first + n) for _, first, n in grown])
+            slots_Q = self.pool.append_(np.repeat(owners, counts), places_Q)
+            self.pool.commit_(slots_Q, places_Q)
         self.served.forwards += 1
         self.served.rows += rows
         manager.lifecycle.release_and_prepare_([*ran, *newcomers])

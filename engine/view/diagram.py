@@ -1,11 +1,12 @@
 """Pictures of a graph in text: a Mermaid state diagram, and plain tables."""
 
 import textwrap
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from ...ops.registry import OpEntry, OpTable
 from ...states.graph.graph import VOCABULARY, BlendBlock, Graph, Program
+from ..shell import aligned
 
 # Mermaid's keywords at the place of a state's name.
 KEYWORDS = {"state", "note", "end", "direction", "class", "style", "default", "as", "click"}
@@ -119,10 +120,3 @@ def _show(value: Any, comma: str = ", ") -> str:
     if isinstance(value, tuple | list):
         return "[" + comma.join(_show(v, ",") for v in value) + "]"
     return str(value)
-
-
-def aligned(rows: Iterable[tuple[str, ...]]) -> list[str]:
-    """Lines of rows whose columns are two blanks apart."""
-    cells = list(rows)
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in cells]

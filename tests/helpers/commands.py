@@ -34,7 +34,7 @@ def _ending(command: Callable[..., int]) -> Callable[..., int]:
 
 
 compare_command = _ending(bench.compare_command)
-sweep_command = _ending(bench.sweep_command)
+sweep_command = _ending(lambda one, vary, *more: bench.compare_command((one,), *more, vary=vary))
 bench_command = _ending(bench.bench_command)
 tune_command = _ending(bench.tune_command)
 certify_command = _ending(certificate.certify_command)

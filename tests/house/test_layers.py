@@ -66,9 +66,7 @@ MAY_IMPORT = {
         "engine engine/prepare engine/record engine/run engine/bench engine/workers "
         "states states/* models models/load ops ops/*"
     ),
-    "engine/simulate": (
-        "engine engine/record engine/workers states states/* ops/kv models models/families"
-    ),
+    "engine/simulate": "engine engine/record engine/workers states states/* ops/kv",
     "engine/train": "engine engine/prepare engine/run states states/text models models/*",
     "engine/workers": (
         "engine engine/prepare engine/run engine/record states states/* models models/load ops"

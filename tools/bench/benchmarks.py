@@ -19,7 +19,7 @@ from specsot.engine.bench.sides import letters
 
 DOCS = Path(__file__).parents[2] / "docs"
 KEPT, PAGE = DOCS / "benchmarks", DOCS / "benchmarks.md"
-LEFT_OUT = ("--out", "--resume")  # of a command: where its files went
+LEFT_OUT = "--out"  # of a command: where its files went
 HEAD = """# Benchmarks
 
 Every experiment that ships, as `specsot bench` measured it ([how](cli.md#specsot-bench), [what the
@@ -98,7 +98,7 @@ def _command(result: dict[str, Any]) -> str:
     kept = [
         word
         for at, word in enumerate(words)
-        if word not in (*LEFT_OUT, "--plot") and (at == 0 or words[at - 1] not in LEFT_OUT)
+        if word not in (LEFT_OUT, "--plot") and (at == 0 or words[at - 1] != LEFT_OUT)
     ]
     return shlex.join(kept)
 

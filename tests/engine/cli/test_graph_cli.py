@@ -5,13 +5,14 @@ import json
 import re
 import shlex
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from helpers.commands import CommandLine
 
 from specsot.engine.bench.experiment import read_experiment
-from specsot.engine.cli.graphs import Explanation, explanations
+from specsot.engine.cli.graphs import explanations
 from specsot.engine.cli.main import COMMANDS
 from specsot.engine.errors import Code
 from specsot.engine.prepare.files import SHIPPED, graph_names, open_graph, open_source
@@ -208,7 +209,10 @@ def test_graphs_of_ones_own_at_first(
 
 # -- explanations ----------------------------------------------------------------------------------
 
-KNOWN = explanations()
+# What the keys of explained.yaml are where a code has none.
+KEYS = dict.fromkeys(("command", "kind", "base", "wrong", "right", "module", "module_right"), "")
+KEYS |= {"when": "check", "encoding": "utf-8"}
+KNOWN = {code: SimpleNamespace(**KEYS | page) for code, page in explanations().items()}
 HEAD = "version: 1\nname: mine\nextends: {base}\n\n"
 OWN_OP = "ops: [answer.merge]"  # of the machine `decode`
 TABLE = op_table()
@@ -216,6 +220,10 @@ TABLE = op_table()
 
 def test_every_code_is_explained_and_no_other() -> None:
     assert list(KNOWN) == [*ProblemCode, *(str(int(code)) for code in Code)]
+    for one in KNOWN.values():
+        assert vars(one).keys() == {*KEYS, "title", "means", "mend"}
+        assert one.when in ("check", "run")
+        assert one.title and one.means and one.mend
     assert len({KNOWN[code].title for code in ProblemCode}) == len(ProblemCode)
     kinds = {"block", "machine", "file", "own", "name", "set", "template", "experiment"}
     assert {KNOWN[code].kind for code in ProblemCode} == kinds
@@ -223,12 +231,12 @@ def test_every_code_is_explained_and_no_other() -> None:
     assert all(len(code) == 4 and code[0] == "G" and code[1:].isdigit() for code in ProblemCode)
 
 
-def replaced(text: str, one: Explanation, piece: str) -> str:
+def replaced(text: str, one: SimpleNamespace, piece: str) -> str:
     assert one.right in text
     return text.replace(one.right, piece, 1)
 
 
-def given(one: Explanation, wrong: bool) -> list[ProblemCode]:
+def given(one: SimpleNamespace, wrong: bool) -> list[ProblemCode]:
     piece = one.wrong if wrong else one.right
     text, sets, mine = piece, [], Path("mine.yaml")
     if one.kind == "block":

@@ -6,9 +6,7 @@ from typing import Any
 
 import pytest
 from helpers.commands import call
-from helpers.embedded import embedded_folder
 
-from specsot.engine.errors import UsageError
 from specsot.engine.prepare.files import open_graph
 from specsot.engine.simulate.cluster import (
     WHOLE_ANSWER,
@@ -24,8 +22,6 @@ from specsot.engine.simulate.costs import (
     Link,
     ModelShape,
     StepCost,
-    link_of,
-    shape_of,
 )
 from specsot.engine.simulate.world import Arrival, Workload, arrivals
 
@@ -119,21 +115,13 @@ def test_links_as_written_down() -> None:
     assert link.all_gather(40, 4) == pytest.approx(1 + 3 * 0.1 + 0.3)
     assert link.send(40) == pytest.approx(1.5)
     assert link.all_reduce(40, 1) == link.all_gather(40, 1) == 0
-    assert link_of("25:1.25").all_reduce(0, 2) == pytest.approx(50e-6)
     measured = LINKS["loopback"]
     assert measured.all_reduce(576 * 4, 2) == pytest.approx(1.8e-3, rel=0.1)
     assert measured.all_gather(2 * 16_000_000, 2) == pytest.approx(50e-3, rel=0.1)
-    for wrong in ("", "wire", "1:0", "-1:2"):
-        with pytest.raises(UsageError, match="--link"):
-            link_of(wrong)
 
 
 def test_shapes_and_steps_of_a_group() -> None:
-    embedded = shape_of(str(embedded_folder("target")))
-    assert embedded == ModelShape(8, 256, 2 * 8 * 2 * 64 * 4, 4096, 4)
     assert SHAPES["llama-8b"].kv_bytes == 131_072
-    with pytest.raises(UsageError, match="--shape nothing"):
-        shape_of("nothing")
     cost = StepCost(step=1, forward=8, row=2, branch=4, slot=0)
     link = Link("none", 0.0, 0.0, 1e30)
     group = GroupCost(**asdict(cost), ranks=4, link=link, shape=SHAPE, tree=3)
@@ -147,10 +135,10 @@ def test_shapes_and_steps_of_a_group() -> None:
 def test_the_command(capfd: pytest.CaptureFixture[str]) -> None:
     words = ["simulate", "bim_plain", "--requests", "20", "--arrivals", "poisson:50"]
     words += ["--parts", "2-4", "--answer", "4-20", "--policies", "fcfs"]
-    each = ("--cluster", "2,4", "--tp", "1,2", "--link", "nvlink,25:1.25")
+    each = ("--cluster", "2,4", "--tp", "1,2", "--link", "nvlink,10gbe")
     assert call(*words, *each, "--json") == 0
     found = json.loads(capfd.readouterr().out)["clusters"]
-    assert len(found) == 8 and found["4 workers, tp 2, 25:1.25"]["regroups"] == 20
+    assert len(found) == 8 and found["4 workers, tp 2, 10gbe"]["regroups"] == 20
     assert len({one["tokens"] for one in found.values()}) == 1
     assert call(*words, "--cluster", "2", "--together") == 0
     assert "2 workers, together" in capfd.readouterr().out
@@ -159,8 +147,8 @@ def test_the_command(capfd: pytest.CaptureFixture[str]) -> None:
         (["--cluster", "2", "--tp", "2", "--together"], "--tp 1"),
         (["--cluster", "x"], "--cluster x"),
         (["--cluster", "2", "--tp", "0"], "--tp 0"),
-        (["--cluster", "2", "--link", "rope"], "--link rope"),
-        (["--cluster", "2", "--shape", "nothing"], "--shape nothing"),
+        (["--cluster", "2", "--link", "nvlink,rope"], "--link nvlink,rope"),
+        (["--cluster", "2", "--shape", "nothing"], "'nothing' is not one of 'llama-8b'"),
         (["--cluster", "2", "--policies", "fcfs,max_throughput"], "one policy"),
     ):
         assert call(*words, *wrong) == 2
