@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 from helpers.support import GOLDEN, SEED, Graphs, Reference, Tally, Tiny, tiny_models
+from helpers.support import graphs as shipped
 from helpers.tiny import write_tiny_eagle3, write_tiny_target
 from helpers.toy_graph import Write
 
@@ -66,7 +67,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 @pytest.fixture(scope="session")
 def graphs() -> Graphs:
-    return Graphs()
+    return shipped
 
 
 @pytest.fixture(scope="session")
@@ -88,6 +89,12 @@ def tiny(
         return _tiny(target, write_tiny_eagle3(folder / "eagle3", target), dtype, tally)
 
     return make
+
+
+@pytest.fixture(scope="session")
+def made(tiny: Callable[..., Tiny]) -> Tiny:
+    """The tiny Llama with its drafter."""
+    return tiny("llama")
 
 
 @pytest.fixture(scope="session")

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from helpers.commands import CommandLine
 from helpers.embedded import Embedded
+from helpers.support import graphs
 from helpers.tiny import write_tiny_eagle3, write_tiny_target
 
 import specsot
@@ -53,7 +54,7 @@ def session(embedded: Embedded) -> Callable[..., Session]:
     def make(
         graph: str = "bim_eagle", *sets: str, budget: int | None = 12, **models: Any
     ) -> Session:
-        program = open_graph(graph, sets=sets, table=embedded.graphs.table)
+        program = open_graph(graph, sets=sets, table=graphs.table)
         return Session(program, replace(embedded.models, **models), max_new_tokens=budget)
 
     return make

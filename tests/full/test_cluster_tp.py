@@ -10,19 +10,7 @@ from pathlib import Path
 from time import monotonic
 
 import pytest
-from helpers.clusters import (
-    BEES,
-    CAMP,
-    CAMPING,
-    ThreadWorkers,
-    alone,
-    checked_run,
-    last,
-    mid_branch,
-    on_workers,
-    outline_begun,
-    session_of,
-)
+from helpers import clusters
 from helpers.commands import ended
 from helpers.ray_clusters import BUDGET, DEADLINE, GRAPH, SAMPLED, disturbed, ray_cluster
 from helpers.support import outline_of
@@ -42,11 +30,11 @@ COINS = {"greedy": (), "sampled": SAMPLED}
 @pytest.mark.parametrize("graph", DRAFTERS)
 def test_every_grouping_writes_what_one_engine_writes(graph: str, layout: str, coins: str) -> None:
     sets = f"layout.kind={layout}", *COINS[coins]
-    session = session_of(graph, *sets, budget=12, packed=False)
-    expected = alone(session, [CAMPING])
+    session = clusters.session_of(graph, *sets, budget=12, packed=False)
+    expected = clusters.alone(session, [clusters.CAMPING])
     for workers, skeleton, branches in GROUPS:
         sizes = {"workers": workers, "skeleton": skeleton, "branches": branches}
-        ran = on_workers(session, [CAMPING], **sizes, deadline=60.0)
+        ran = clusters.on_workers(session, [clusters.CAMPING], **sizes, deadline=60.0)
         assert ran.digest == expected, sizes
         assert not ran.director.workers.losses and not ran.told("group_lost"), sizes
 
@@ -55,13 +43,17 @@ def test_every_grouping_writes_what_one_engine_writes(graph: str, layout: str, c
 @pytest.mark.parametrize("graph", SHIPPED)
 def test_every_shipped_graph(graph: str, coins: str) -> None:
     asked = {"budget": 12, "packed": False}
-    session = session_of(graph, *COINS[coins], **asked)
-    halves = [session_of(graph, *COINS[coins], **asked, part=(index, 2)) for index in range(2)]
-    expected = alone(session, [CAMPING])
+    session = clusters.session_of(graph, *COINS[coins], **asked)
+    halves = [
+        clusters.session_of(graph, *COINS[coins], **asked, part=(index, 2)) for index in range(2)
+    ]
+    expected = clusters.alone(session, [clusters.CAMPING])
     for skeleton, branches in ((1, 1), (1, 2), (2, 2)):
-        source = ThreadWorkers(*(halves if skeleton == 2 else [session])).source
+        source = clusters.ThreadWorkers(*(halves if skeleton == 2 else [session])).source
         sizes = {"skeleton": skeleton, "branches": branches}
-        ran = on_workers(session, [CAMPING], source=source, **sizes, deadline=60.0)
+        ran = clusters.on_workers(
+            session, [clusters.CAMPING], source=source, **sizes, deadline=60.0
+        )
         assert ran.digest == expected, sizes
 
 
@@ -72,16 +64,16 @@ DEPS = {2: (1,), 3: (1,), 4: (2, 3)}
 @pytest.mark.parametrize("outline", [*map(outline_of, range(1, 9)), outline_of(4, deps=DEPS)])
 def test_any_number_of_branches(outline: Outline, layout: str) -> None:
     sets = (f"layout.kind={layout}", *SAMPLED)
-    session = session_of("bim_eagle", *sets, budget=12, outline=outline, packed=False)
+    session = clusters.session_of("bim_eagle", *sets, budget=12, outline=outline, packed=False)
     for workers, skeleton, branches in ((2, 2, 1), (4, 4, 2)):
         sizes = {"workers": workers, "skeleton": skeleton, "branches": branches}
-        checked_run(session, [CAMPING, BEES], **sizes, deadline=60.0)
+        clusters.checked_run(session, [clusters.CAMPING, clusters.BEES], **sizes, deadline=60.0)
 
 
 def test_a_run_on_ranks_is_held_to_transformers(tmp_path: Path) -> None:
     """The commands of docs/cluster.md."""
     (tmp_path / "specsot.yaml").write_text("cluster: {skeleton: {tp: 2}}\n")
-    (tmp_path / "note.txt").write_text(CAMP)
+    (tmp_path / "note.txt").write_text(clusters.CAMP)
     asked = "--document", "note.txt", "Tell me about honey bees."
     commands = ["run", "bim_dflash", "--workers", "2", *asked], ["verify-run", "--json"]
     told = [ended(words, tmp_path, {}).stdout for words in commands]
@@ -106,13 +98,17 @@ def test_a_certificate_on_workers(tmp_path: Path) -> None:
 def test_ranks_that_die_or_hang_change_nothing(
     branches: int, report: Callable[[str], None]
 ) -> None:
-    session = session_of(GRAPH, *SAMPLED, budget=BUDGET, packed=False)
-    expected = alone(session, [BEES])
+    session = clusters.session_of(GRAPH, *SAMPLED, budget=BUDGET, packed=False)
+    expected = clusters.alone(session, [clusters.BEES])
     with ray_cluster(together=2, branches=branches) as source:
         assert source.parts == branches
-        for number, when in product((signal.SIGKILL, signal.SIGSTOP), (outline_begun, mid_branch)):
+        for number, when in product(
+            (signal.SIGKILL, signal.SIGSTOP), (clusters.outline_begun, clusters.mid_branch)
+        ):
             began, sizes = monotonic(), {"skeleton": 2, "branches": branches}
-            ran, took = disturbed(source, session, [BEES], when, last, number, **sizes)
+            ran, took = disturbed(
+                source, session, [clusters.BEES], when, clusters.last, number, **sizes
+            )
             whole = monotonic() - began
             assert ran.digest == expected and ran.director.workers.losses == 1
             if number is signal.SIGSTOP:

@@ -5,15 +5,14 @@ from pathlib import Path
 import pytest
 from helpers.interrupted import KINDS, check_equal, train_twice
 from helpers.many import check, serve, short
-from helpers.support import Graphs
 
 from specsot.engine.models import Models
 
 
 @pytest.mark.parametrize("layout", ["bim", "batching"])
-def test_ten_thousand_short_requests(layout: str, small: Models, graphs: Graphs) -> None:
+def test_ten_thousand_short_requests(layout: str, small: Models) -> None:
     texts = [f"text {number}" for number in range(100)]
-    check(serve(short(layout, small, graphs), texts, 100), 10_000)
+    check(serve(short(layout, small), texts, 100), 10_000)
 
 
 @pytest.mark.timeout(600)

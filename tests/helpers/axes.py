@@ -17,22 +17,10 @@ from typing import Any
 
 import torch
 
+from helpers import support
 from helpers.drafters import SETTINGS, drafting
 from helpers.folds import FoldBook, fold_of
 from helpers.reading import DOCUMENTS
-from helpers.support import (
-    SEED,
-    Graphs,
-    Halves,
-    Make,
-    Reference,
-    Tiny,
-    check_rows,
-    contexts,
-    drive,
-    pairwise,
-    start,
-)
 from specsot.engine.prepare.files import open_graph
 from specsot.engine.prepare.inputs import Prompt
 from specsot.engine.record.recorder import Recorder
@@ -213,9 +201,9 @@ def settled(case: Case) -> Case:
     return replace(case, dtype="float64") if case.temperature else case
 
 
-def draw_cases(seed: int = SEED, **axes: Sequence[Any]) -> list[Case]:
+def draw_cases(seed: int = support.SEED, **axes: Sequence[Any]) -> list[Case]:
     """Rows in which any two values of two axes meet; axes: instead of those of the table."""
-    drawn = (settled(Case(**row)) for row in pairwise(AXES | axes, seed))
+    drawn = (settled(Case(**row)) for row in support.pairwise(AXES | axes, seed))
     return list({str(case): case for case in drawn}.values())
 
 
@@ -228,7 +216,7 @@ class CaseBook(FoldBook):
     size = PROMPT_SIZES["short"]
     plan = ""
 
-    def skeleton(self, question: str, documents: PromptTokens = NOTHING) -> Halves:
+    def skeleton(self, question: str, documents: PromptTokens = NOTHING) -> support.Halves:
         stem = question.partition("/")[0]
         prefix, tail = super().skeleton(question, documents)
         return NOTHING + self.ids(f"stem {stem}", 70, 76) + prefix, tail
@@ -240,7 +228,7 @@ class CaseBook(FoldBook):
         return self.plan or super().decode(ids)
 
 
-def book_of(case: Case, made: Tiny) -> CaseBook:
+def book_of(case: Case, made: support.Tiny) -> CaseBook:
     book = CaseBook(made.models.target.vocab_size, case.share, case.stops)
     book.size = PROMPT_SIZES[case.prompts]
     book.plan = PLAN if case.work == "written" else ""
@@ -307,14 +295,14 @@ def sets_of(case: Case) -> list[str]:
     return sets
 
 
-def target_of(case: Case, make: Make) -> Tiny:
+def target_of(case: Case, make: support.Make) -> support.Tiny:
     return make(case.family.partition(",")[0], case.dtype, **FAMILIES[case.family])
 
 
-def session_of(case: Case, made: Tiny, graphs: Graphs, book: Any = None) -> Session:
+def session_of(case: Case, made: support.Tiny, book: Any = None) -> Session:
     kind = case.drafter[0]
     return Session(
-        open_graph(GRAPHS[case.work], tuple(sets_of(case)), graphs.table),
+        open_graph(GRAPHS[case.work], tuple(sets_of(case)), support.graphs.table),
         made.models if kind == "none" else drafting(made, kind),
         max_new_tokens=case.budget,
         outline=outline_for(case),
@@ -347,7 +335,7 @@ def play(session: Session, case: Case) -> tuple[EngineCore, Recorder]:
     prompts, recorder = prompts_of(case), Recorder(str, None)
     draw = random.Random(str(case))
     first = {"together": len(prompts), "late": max(len(prompts) - 1, 1), "busy": 1}
-    run = start(session, prompts[: first[case.arrivals]], recorder)
+    run = support.start(session, prompts[: first[case.arrivals]], recorder)
     recorder.attach(run)
     if case.admission == "forced":
         preempt_at_random(run, draw)
@@ -357,7 +345,7 @@ def play(session: Session, case: Case) -> tuple[EngineCore, Recorder]:
             run.manager.lifecycle.submit(session.request(coming.pop(0)))
         if case.arrivals == "busy" and draw.random() < 0.02:
             run.manager.table.cancel(draw.choice(run.requests).key)
-        drive(run, until=lambda run, steps=run.steps: run.steps > steps)
+        support.drive(run, until=lambda run, steps=run.steps: run.steps > steps)
     return run, recorder
 
 
@@ -392,10 +380,10 @@ def tokens_by_branch(run: EngineCore) -> dict[str, list[tuple[list[int], str]]]:
 # -- the property ---------------------------------------------------------------------------------
 
 
-def check_case(case: Case, make: Make, graphs: Graphs) -> EngineCore:
+def check_case(case: Case, make: support.Make) -> EngineCore:
     """Run a case and raise AssertionError where it has not the property."""
     made = target_of(case, make)
-    session = session_of(case, made, graphs)
+    session = session_of(case, made)
     run, recorder = play(session, case)
     check_counters(run, recorder, case)
     if case.is_exact:
@@ -403,7 +391,7 @@ def check_case(case: Case, make: Make, graphs: Graphs) -> EngineCore:
             if not request.cancelled:
                 check_request(request, session, made.reference, read=case.work in DOCUMENTED)
         return run
-    twin, _ = play(session_of(case.plain(), made, graphs), case.plain())
+    twin, _ = play(session_of(case.plain(), made), case.plain())
     expected = tokens_by_branch(twin)
     found = tokens_by_branch(run)
     assert found == {key: expected[key] for key in found}
@@ -413,7 +401,7 @@ def check_case(case: Case, make: Make, graphs: Graphs) -> EngineCore:
 
 def check_counters(run: EngineCore, recorder: Recorder, case: Case) -> None:
     meter, branches = recorder.meter, [b for r in run.requests for b in r.all_branches()]
-    check_rows(run)
+    support.check_rows(run)
     for pool in run.manager.pools:
         assert pool.needed_length == 0, "a finished run holds rows"
         causes = {"fork", "keep", "prefix", "attend"} if case.layout == "batching" else set()
@@ -438,14 +426,16 @@ def check_counters(run: EngineCore, recorder: Recorder, case: Case) -> None:
         assert len(branch.tokens) == first + sum(branch.emitted)
 
 
-def check_request(request: Request, session: Session, reference: Reference, *, read: bool) -> None:
+def check_request(
+    request: Request, session: Session, reference: support.Reference, *, read: bool
+) -> None:
     """read: its documents are among its rows, where the engine put them."""
     book, skeleton = session.prompts, session.program.graph.skeleton
     rules = session.program.graph.sampling.rules()
     if read:
         pairs = [(b, [*request.context, *b.prompt]) for b in request.branches]
     else:
-        pairs = contexts(request, book, skeleton is None)
+        pairs = support.contexts(request, book, skeleton is None)
     for branch, context in pairs:
         if branch.combines:
             context = [*request.context, *fold_of(request, book)]
@@ -457,7 +447,7 @@ def check_request(request: Request, session: Session, reference: Reference, *, r
 
 
 def check_drawn(
-    branch: Branch, context: Sequence[int], rules: SamplingRules, reference: Reference
+    branch: Branch, context: Sequence[int], rules: SamplingRules, reference: support.Reference
 ) -> None:
     """Every token is the best of the target's processed scores plus its coins' noise."""
     logits_QV = reference.logits([*context, *branch.tokens], reference.dtype)[len(context) - 1 :]

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from helpers.support import Graphs, Reference, contexts, requests_of
+from helpers.support import Reference, contexts, graphs, requests_of
 from specsot.engine.models import Models, load_models
 from specsot.engine.prepare.files import open_graph
 from specsot.engine.prepare.job import embedded_folder
@@ -24,7 +24,6 @@ class Embedded:
         default_factory=lambda: load_models(embedded_folder("target"), embedded_folder("eagle3"))
     )
     reference: Reference = field(default_factory=lambda: Reference(embedded_folder("target")))
-    graphs: Graphs = field(default_factory=Graphs)
 
     def run(
         self,
@@ -37,7 +36,7 @@ class Embedded:
         models: Models | None = None,
     ) -> EngineCore:
         """A whole run of a shipped graph as it ships, but for `sets`; with EAGLE-3 by default."""
-        program = open_graph(graph, sets=tuple(sets), table=self.graphs.table)
+        program = open_graph(graph, sets=tuple(sets), table=graphs.table)
         models = models or self.models
         session = Session(program, models, max_new_tokens=budget, outline=outline)
         run = session.start([Prompt(str(i), q) for i, q in enumerate(questions)], lambda e: None)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from helpers.support import Graphs, TokenBook
+from helpers.support import TokenBook, graphs
 from specsot.engine.models import Models
 from specsot.engine.prepare.inputs import Prompt
 from specsot.engine.run.session import Session
@@ -79,7 +79,7 @@ class Served:
     calls: dict[int, int] = field(default_factory=dict)
 
 
-def short(layout: str, models: Models, graphs: Graphs) -> Session:
+def short(layout: str, models: Models) -> Session:
     """A session of drawn answers of two tokens, twenty at a time."""
     sets = (f"layout.kind={layout}", "layout.max_num_branches=20", "sampling.temperature=0.7")
     sets = (*sets, "sampling.repetition_penalty=1.2")  # what was written is counted

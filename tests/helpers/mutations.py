@@ -6,7 +6,7 @@ import os
 import shutil
 import struct
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from random import Random
@@ -220,3 +220,11 @@ def faults_of(good: Path, models: Models, kind: str, seed: int, outside: Outside
         if outside.opened():
             faults.append("a file outside of the folder was opened")
     return [f"seed {seed}, {kind}, {changed}: {fault}" for fault in faults]
+
+
+def check_folders(root: Path, kinds: Mapping[int, str]) -> None:
+    """Spoiled folders, by the seeds that spoil them: each is refused, or loads."""
+    good = write_good(root)
+    models, outside = load_models(good / "target", None), Outside(good / "outside")
+    found = [faults_of(good, models, kind, seed, outside) for seed, kind in kinds.items()]
+    assert not any(found), "\n".join(fault for faults in found for fault in faults)

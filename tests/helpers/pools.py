@@ -9,7 +9,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from helpers.support import Graphs, Tiny, drive, outline_of
+from helpers.support import Tiny, drive, graphs, outline_of
 from specsot.engine.run.core import EngineCore
 from specsot.engine.run.session import Session
 from specsot.ops.kv.pool import FREE, BlockManager, KVCache, Region
@@ -94,7 +94,7 @@ def watched(run: EngineCore, until: Callable[[EngineCore], bool] | None = None) 
     return watch
 
 
-def branching(tiny: Callable[..., Tiny], graphs: Graphs) -> Callable[..., Session]:
+def branching(tiny: Callable[..., Tiny]) -> Callable[..., Session]:
     """make(graph, share, budget, parts): sessions whose last branch waits for the first."""
 
     def make(

@@ -4,6 +4,7 @@ import os
 import random
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import combinations, count
 from pathlib import Path
 from typing import Any
@@ -119,9 +120,14 @@ class PlanBook(TokenBook):
 
 def outline_of(count: int, deps: dict[int, tuple[int, ...]] | None = None) -> Outline:
     """A given outline of `count` branches."""
+    return outline_with([10 + i * 50 % 80 for i in range(1, count + 1)], deps)
+
+
+def outline_with(lengths: Sequence[int], deps: dict[int, tuple[int, ...]] | None = None) -> Outline:
+    """A given outline of branches that are expected to have these lengths."""
     points = tuple(
-        Point(i, 10 + i * 50 % 80, None, (deps or {}).get(i, ()), f"Part {i}")
-        for i in range(1, count + 1)
+        Point(i, length, None, (deps or {}).get(i, ()), f"Part {i}")
+        for i, length in enumerate(lengths, 1)
     )
     return Outline("plan", points, (), "ok")
 
@@ -232,11 +238,12 @@ Make = Callable[..., Tiny]
 # -- runs -------------------------------------------------------------------------------------
 
 
-@dataclass
 class Graphs:
     """Shipped graphs, opened with test settings; the op table is read once."""
 
-    table: OpTable = field(default_factory=op_table)
+    @cached_property
+    def table(self) -> OpTable:
+        return op_table()
 
     def session(
         self,
@@ -258,6 +265,9 @@ class Graphs:
         program = open_graph(graph, sets=(*own, *sets), table=self.table)
         given = outline if graph in (*FULL, *PAGED) else None
         return Session(program, models, max_new_tokens=budget, outline=given, prompts=book)
+
+
+graphs = Graphs()
 
 
 def start(session: Session, texts: Sequence[str | Prompt], sink: Any = None) -> EngineCore:
@@ -440,9 +450,7 @@ def check_lossless(run: EngineCore, book: Any, reference: Reference, plain: bool
             reference.check(branch, context, book.stop_ids)
 
 
-def outlined(
-    graphs: Graphs, made: Tiny, graph: str, stop_ids: Sequence[int] = (), **more: Any
-) -> EngineCore:
+def outlined(made: Tiny, graph: str, stop_ids: Sequence[int] = (), **more: Any) -> EngineCore:
     """A run over one question, held to the reference. more: `share`, `parts`, Graphs.session's."""
     book = made.book(more.pop("share", "outline"), stop_ids)
     outline = outline_of(more.pop("parts", 4))

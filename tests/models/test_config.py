@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
-from helpers.support import FixedBook, Graphs, Reference, start, tiny_models
+from helpers.support import FixedBook, Reference, graphs, start, tiny_models
 from helpers.tiny import write_tiny_target
 
 from specsot.models.config import DecoderConfig
@@ -189,7 +189,7 @@ def toy() -> Iterator[str]:
     assert "toy" not in families()
 
 
-def test_a_toy_family_decodes_as_its_twin(toy: str, graphs: Graphs, tmp_path: Path) -> None:
+def test_a_toy_family_decodes_as_its_twin(toy: str, tmp_path: Path) -> None:
     extra = {"hidden_act": "gelu", "attention_bias": True}
     folder = write_tiny_target(tmp_path / "toy", toy, layers=3, context=3.0, extra=extra)
     shutil.copytree(folder, tmp_path / "twin")

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from helpers import axes
 from helpers.faults import FAULTS, Fault
-from helpers.support import Graphs, branches_of, contexts
+from helpers.support import Make, branches_of, contexts
 
 from specsot.states.request import Finish
 
@@ -29,13 +29,11 @@ ROWS = (
 
 
 @pytest.mark.parametrize("case", axes.draw_cases(), ids=str)
-def test_every_run_has_the_property(case: axes.Case, tiny: axes.Make, graphs: Graphs) -> None:
-    axes.check_case(case, tiny, graphs)
+def test_every_run_has_the_property(case: axes.Case, tiny: Make) -> None:
+    axes.check_case(case, tiny)
 
 
-def test_a_request_that_ends_between_its_match_and_its_start(
-    tiny: axes.Make, graphs: Graphs
-) -> None:
+def test_a_request_that_ends_between_its_match_and_its_start(tiny: Make) -> None:
     """Its prefix was matched in the cache, but no pool row was allocated for it yet."""
     case = axes.Case(
         family="qwen2",
@@ -56,32 +54,32 @@ def test_a_request_that_ends_between_its_match_and_its_start(
         temperature=2.0,
         rules="top_p",
     )
-    axes.check_case(case, tiny, graphs)
+    axes.check_case(case, tiny)
 
 
 @pytest.mark.parametrize("layout", ["bim", "batching", "paged"])
 def test_an_end_token_inside_an_accepted_path_ends_the_answer_there(
-    layout: str, tiny: axes.Make, graphs: Graphs
+    layout: str, tiny: Make
 ) -> None:
     case = axes.Case(drafter=("eagle3", 0), layout=layout, stops=(0, 2, 3), budget=24, parts=8)
-    ended = [b for b in branches_of(axes.check_case(case, tiny, graphs)) if b.finish is Finish.STOP]
+    ended = [b for b in branches_of(axes.check_case(case, tiny)) if b.finish is Finish.STOP]
     assert any(b.accepted and b.accepted[-1] > b.emitted[-1] for b in ended)
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
 def test_every_planted_fault_is_found(
-    fault: Fault, tiny: axes.Make, graphs: Graphs, monkeypatch: pytest.MonkeyPatch
+    fault: Fault, tiny: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cases = [fault.case, *(replace(fault.case, family=family) for family in axes.FAMILIES)]
     with monkeypatch.context() as patch:
         fault.plant(patch)
-        found = next(case for case in cases if _fails(case, tiny, graphs))
-    axes.check_case(found, tiny, graphs)
+        found = next(case for case in cases if _fails(case, tiny))
+    axes.check_case(found, tiny)
 
 
-def _fails(case: axes.Case, tiny: axes.Make, graphs: Graphs) -> bool:
+def _fails(case: axes.Case, tiny: Make) -> bool:
     try:
-        axes.check_case(case, tiny, graphs)
+        axes.check_case(case, tiny)
     except Exception:
         return True
     return False
@@ -89,22 +87,20 @@ def _fails(case: axes.Case, tiny: axes.Make, graphs: Graphs) -> bool:
 
 @pytest.mark.parametrize("drafter", axes.CHOICES[1:], ids=str)
 def test_drafts_are_accepted_and_refused_so_that_something_is_tested(
-    drafter: tuple[str, int], tiny: axes.Make, graphs: Graphs
+    drafter: tuple[str, int], tiny: Make
 ) -> None:
     case = axes.Case(family="qwen3", drafter=drafter, parts=4, stops=(), budget=30)
-    branches = branches_of(axes.check_case(case, tiny, graphs))
+    branches = branches_of(axes.check_case(case, tiny))
     rounds = [count for branch in branches for count in branch.accepted]
     assert 0.05 < sum(rounds) / len(rounds) < 3.5 and len(set(rounds)) >= 2, rounds
 
 
 @pytest.mark.parametrize("case", ROWS, ids=str)
-def test_layouts_accept_the_same_in_every_round(
-    case: axes.Case, tiny: axes.Make, graphs: Graphs
-) -> None:
+def test_layouts_accept_the_same_in_every_round(case: axes.Case, tiny: Make) -> None:
     made, found = axes.target_of(case, tiny), list[Any]()
     for layout in ("bim", "batching", "paged"):
         case = replace(case, layout=layout)
-        run, recorder = axes.play(axes.session_of(case, made, graphs), case)
+        run, recorder = axes.play(axes.session_of(case, made), case)
         branches = [b for request in run.requests for b in request.all_branches()]
         ends = [(b.name, b.tokens, b.accepted, b.emitted, b.finish, b.note) for b in branches]
         found.append((ends, run.answers, recorder.meter.drafted, recorder.meter.accepted))
@@ -115,11 +111,11 @@ def test_layouts_accept_the_same_in_every_round(
 @pytest.mark.parametrize("work", ["answer", "parts"])
 @pytest.mark.parametrize("family", axes.FAMILIES)
 def test_generate_of_transformers_itself_writes_the_same(
-    work: str, family: str, tiny: axes.Make, graphs: Graphs
+    work: str, family: str, tiny: Make
 ) -> None:
     case = axes.Case(family=family, work=work, drafter=("eagle3", 0), deps="chain", budget=14)
     made = axes.target_of(case, tiny)
-    session = axes.session_of(case, made, graphs)
+    session = axes.session_of(case, made)
     run, _ = axes.play(session, case)
     for branch, context in contexts(run.requests[0], session.prompts, work == "answer"):
         written = made.reference.generate(context, case.stops, branch.budget)

@@ -8,20 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from helpers import support
 from helpers.pools import permute_, watched
-from helpers.support import (
-    SEED,
-    FixedBook,
-    Graphs,
-    Reference,
-    branches_of,
-    drive,
-    pairwise,
-    requests_of,
-    start,
-    tiny_models,
-    tokens_of,
-)
+from helpers.support import tokens_of
 from helpers.tiny import likely_ids, write_tiny_target
 from safetensors.torch import load_file, save_file
 
@@ -44,9 +33,8 @@ class Rig:
     """A tiny model in float64 with its prompts, and what transformers makes of them."""
 
     models: Models
-    reference: Reference
+    reference: support.Reference
     likely: list[int]  # tokens that the model writes; the first of them serve as stop ids
-    graphs: Graphs
 
     def prompt(self, key: str) -> list[int]:
         draw = np.random.default_rng(len(key) + ord(key[0]))
@@ -56,10 +44,10 @@ class Rig:
         """A run over prompts; `case` are settings of the graph, `stops` and `budget`."""
         stop_ids, budget = self.likely[: case.pop("stops", 3)], case.pop("budget", 20)
         prompts = [t if isinstance(t, Prompt) else Prompt(t, t) for t in texts]
-        book = FixedBook({p.text: self.prompt(p.text) for p in prompts}, stop_ids)
+        book = support.FixedBook({p.text: self.prompt(p.text) for p in prompts}, stop_ids)
         sets = [f"{_path(key)}={_yaml(value)}" for key, value in case.items()]
-        made = self.graphs.session("beam", self.models, book, budget=budget, sets=sets)
-        return start(made, prompts)
+        made = support.graphs.session("beam", self.models, book, budget=budget, sets=sets)
+        return support.start(made, prompts)
 
     def expected(self, text: str, **case: Any) -> tuple[list[int], float]:
         """What transformers finds: tokens with the stop token, and the score of beam search."""
@@ -100,7 +88,7 @@ def _yaml(value: Any) -> str:
 
 
 @pytest.fixture(scope="module")
-def rig(tmp_path_factory: pytest.TempPathFactory, graphs: Graphs) -> Callable[..., Rig]:
+def rig(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Rig]:
     """rig(family, max_positions): each made once."""
 
     @cache
@@ -113,8 +101,8 @@ def rig(tmp_path_factory: pytest.TempPathFactory, graphs: Graphs) -> Callable[..
         likely = likely_ids(tensors["lm_head.weight"]).tolist()
         tensors["lm_head.weight"] *= FLATTER
         save_file(tensors, file, metadata={"format": "pt"})
-        models = tiny_models(folder, None, (), "float64")
-        return Rig(models, Reference(folder, torch.float64), likely, graphs)
+        models = support.tiny_models(folder, None, (), "float64")
+        return Rig(models, support.Reference(folder, torch.float64), likely)
 
     return make
 
@@ -140,14 +128,14 @@ def check_beams(run: EngineCore) -> None:
         for owner, tokens in zip(search.owners_Wm.T, search.tokens_Wn.T[:-1], strict=True):
             pairs = set(zip(owner.tolist(), tokens.tolist(), strict=True))
             assert len(pairs) == len(set(owner.tolist())), "two tokens in one row"
-    reading = {r.prefix_owner for r in requests_of(run) if r.stage is Stage.PREFILL}
+    reading = {r.prefix_owner for r in support.requests_of(run) if r.stage is Stage.PREFILL}
     owners = set(np.unique(pool.owner).tolist()) - reading - {FREE}
     assert {o: int((pool.owner == o).sum()) for o in owners} == rows
     assert pool.committed[np.isin(pool.owner, [*owners])].all()
 
 
 def finish(run: EngineCore) -> EngineCore:
-    return drive(run, check=False, until=lambda run: check_beams(run) is not None)
+    return support.drive(run, check=False, until=lambda run: check_beams(run) is not None)
 
 
 FACTORS: dict[str, Sequence[Any]] = {
@@ -160,7 +148,7 @@ FACTORS: dict[str, Sequence[Any]] = {
     "budget": (1, 2, 3, 7, 12, 20),
     "max_num_batched_tokens": (11, 1024),
 }
-CASES = pairwise(FACTORS, SEED)
+CASES = support.pairwise(FACTORS, support.SEED)
 CASES += [  # where every setting of early_stopping leads elsewhere
     {"family": "llama", "layout": "bim", "num_beams": 4, "length_penalty": penalty}
     | {"early_stopping": early, "stops": 2, "budget": 20, "max_num_batched_tokens": 1024}
@@ -176,7 +164,7 @@ def test_tokens_and_scores_are_those_of_transformers(case: dict[str, Any], rig: 
     layout = case.pop("layout")
     run = finish(made.start(list(PROMPTS), layout=layout, **case))
     assert run.manager.kv.needed_length == 0 and not run.manager.kv.ledger.bytes
-    for branch, text in zip(branches_of(run), PROMPTS, strict=True):
+    for branch, text in zip(support.branches_of(run), PROMPTS, strict=True):
         tokens, score = made.expected(text, **case)
         stopped = tokens[-1] in made.likely[: case["stops"]]
         assert branch.tokens == tokens[: len(tokens) - stopped]
@@ -193,17 +181,17 @@ def test_requests_are_what_they_are_alone(layout: str, rig: Any) -> None:
     made: Rig = rig()
     prompts = [Prompt(text, text, max_new_tokens=5 + 3 * i) for i, text in enumerate("abcdef")]
     run, seen = made.start(prompts, layout=layout, max_num_branches=3), set()
-    drive(run, check=False, until=lambda run: bool(seen.add(run.state)) or check_beams(run))
+    support.drive(run, check=False, until=lambda run: bool(seen.add(run.state)) or check_beams(run))
     assert "continuous_decode" in seen
     alone = [finish(made.start([prompt], layout=layout)) for prompt in prompts]
-    for one, other in zip(map(branches_of, alone), branches_of(run), strict=True):
+    for one, other in zip(map(support.branches_of, alone), support.branches_of(run), strict=True):
         assert [(b.tokens, b.finish, b.score) for b in one] == [
             (other.tokens, other.finish, other.score)
         ]
     for state in ("expand_beams", "select_beams", "merge"):  # and if one of them comes late
         run = made.start(prompts[:1], layout=layout)
-        (late,) = requests_of(made.start(prompts[1:2], layout=layout))
-        drive(run, check=False, until=lambda run, state=state: run.state == state)
+        (late,) = support.requests_of(made.start(prompts[1:2], layout=layout))
+        support.drive(run, check=False, until=lambda run, state=state: run.state == state)
         run.manager.lifecycle.submit(late)
         assert tokens_of(finish(run)) == tokens_of(alone[0]) | tokens_of(alone[1])
 
@@ -213,7 +201,7 @@ def test_what_is_shown_while_it_runs_is_never_taken_back(rig: Any) -> None:
     run, before, early = made.start(list("abcdef"), stops=1), {}, 0
     while not run.finished:
         run.advance()
-        for branch in branches_of(run):
+        for branch in support.branches_of(run):
             known = before.get(branch.name, [])
             assert branch.tokens[: len(known)] == known
             early += branch.stage is Stage.RUNNING and len(branch.tokens) > len(known)
@@ -225,12 +213,12 @@ def test_what_is_shown_while_it_runs_is_never_taken_back(rig: Any) -> None:
 def test_a_cancelled_search_gives_everything_back(layout: str, rig: Any) -> None:
     made: Rig = rig()
     run = made.start(["a", "b"], layout=layout, stops=0)
-    drive(run, check=False, until=lambda run: run.steps == 17)
+    support.drive(run, check=False, until=lambda run: run.steps == 17)
     book = run.manager
-    known = list(branches_of(run)[0].tokens)
+    known = list(support.branches_of(run)[0].tokens)
     book.table.cancel("a")
     finish(run)
-    first, second = branches_of(run)
+    first, second = support.branches_of(run)
     assert first.finish is Finish.CANCELLED and first.tokens[: len(known)] == known
     assert second.finish is Finish.LENGTH and len(second.tokens) == 20
     assert run.manager.kv.needed_length == 0 and not book.beams.searches
@@ -264,9 +252,9 @@ def test_a_pool_that_is_just_large_enough(layout: str, rig: Any) -> None:
     needed = PROMPTS["b"] + 3 * 10 + 1
     case = {"layout": layout, "num_beams": 3, "budget": 10, "stops": 0}
     run = finish(made.start(["b"], kv_slots=needed, **case))
-    assert len(branches_of(run)[0].tokens) == 10
+    assert len(support.branches_of(run)[0].tokens) == 10
     run = finish(made.start(["b"], kv_slots=needed - 1, **case))
-    (branch,) = branches_of(run)
+    (branch,) = support.branches_of(run)
     assert branch.finish is Finish.REFUSED
     assert branch.note == f"needs {needed} slots, the pool has {needed - 1}"
 
@@ -282,13 +270,13 @@ def test_searches_that_do_not_fit_side_by_side_wait(layout: str, rig: Any) -> No
             run.advance()
             most.add(len(run.branches))
         assert max(most) == together
-        assert [len(branch.tokens) for branch in branches_of(run)] == [10, 10]
+        assert [len(branch.tokens) for branch in support.branches_of(run)] == [10, 10]
 
 
 def test_a_search_at_the_models_last_position(rig: Any) -> None:
     made: Rig = rig(max_positions=30)
     run = finish(made.start(["c"], stops=0))
-    (branch,) = branches_of(run)
+    (branch,) = support.branches_of(run)
     assert len(branch.tokens) == 6 and branch.finish is Finish.LENGTH
     assert branch.note.startswith("cut to the model's 30; score -")
     case = {"num_beams": 4, "length_penalty": 1.0, "early_stopping": False, "stops": 0}
@@ -300,7 +288,7 @@ def test_the_live_view_tells_what_is_shared(layout: str, rig: Any) -> None:
     run, seen = rig().start(["a", "b"], layout=layout, stops=0), set()
     while not run.finished:
         run.advance()
-        pool, requests = run.manager.kv, requests_of(run)
+        pool, requests = run.manager.kv, support.requests_of(run)
         used = slot_codes(pool, requests)[pool.owner >= 0].tolist()
         seen |= set(used)
         assert used.count(BRANCH) + used.count(TREE) == len(used)
@@ -315,7 +303,7 @@ def test_what_is_counted_is_what_was_answered(rig: Any) -> None:
     while not run.finished:
         run.advance()
         recorder.snapshot_requested = True
-    meter, branches = recorder.meter, branches_of(run)
+    meter, branches = recorder.meter, support.branches_of(run)
     assert meter.tokens == sum(len(branch.tokens) for branch in branches)
     assert min(meter.lengths) == 0 and meter.accepted == meter.drafted == 0
     assert meter.forwards == run.board["host"].reads == meter.rounds + 1

@@ -1,17 +1,19 @@
 """Runs on cached documents: what is kept, found and reused, and that speculation stays lossless."""
 
 from collections.abc import Iterable
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
-from helpers.reading import BLENDED, DOCUMENTS, TWINS, asked, book_of, searching, session, watched
+from helpers.reading import BLENDED, DOCUMENTS, TWINS, asked, book_of, searching, watched
+from helpers.reading import session as reading
 from helpers.support import (
-    Graphs,
     Make,
     Tiny,
     accepted_of,
     drive,
+    graphs,
     requests_of,
     run_all,
     start,
@@ -26,6 +28,7 @@ from specsot.ops.blend import Blend, BlendRows, ChunkKV, RowRole, join
 from specsot.ops.kv.pool import KVCache
 from specsot.ops.layer_plan import compile_layer_plan
 
+session = partial(reading, graphs)
 PARTS = searching(["bees rain", "rain tea", "", "tea iron rain", "bees"], deps=(4,))
 PREFIX = ("skeleton.documents=prefix",)
 
@@ -44,13 +47,13 @@ def made(tiny: Make) -> Tiny:
     ids=lambda sets: sets[0],
 )
 def test_nothing_reused_is_the_graph_without_the_block(
-    sets: tuple[str, ...], graph: str, share: str, made: Tiny, graphs: Graphs
+    sets: tuple[str, ...], graph: str, share: str, made: Tiny
 ) -> None:
-    opened = session(graphs, made, graph, *sets, outline=PARTS, share=share)
+    opened = session(made, graph, *sets, outline=PARTS, share=share)
     run, rounds = watched(opened)
     sets = ("scheduler.prefix_cache=false",)  # nothing stays of blended rows
     sets = (*sets, *(["skeleton.documents=branches"] if graph.startswith("bim") else []))
-    twin = session(graphs, made, TWINS[graph], *sets, outline=PARTS, share=share)
+    twin = session(made, TWINS[graph], *sets, outline=PARTS, share=share)
     other = run_all(twin, asked())
     assert tokens_of(run) == tokens_of(other) and accepted_of(run) == accepted_of(other)
     assert not rounds.blends and not run.manager.blend.library.made_sizes
@@ -61,12 +64,10 @@ def text(ids: Iterable[int]) -> str:
 
 
 @pytest.mark.parametrize("layout", ["bim", "batching", "paged"])
-def test_what_all_branches_find_stands_in_the_prefix(
-    layout: str, made: Tiny, graphs: Graphs
-) -> None:
+def test_what_all_branches_find_stands_in_the_prefix(layout: str, made: Tiny) -> None:
     sets = (f"layout.kind={layout}", "skeleton.search_top_k=8")
     parts = searching(["bees rain", "rain tea", "tea rain"])
-    opened = session(graphs, made, "bim_blend_eagle", *sets, outline=parts)
+    opened = session(made, "bim_blend_eagle", *sets, outline=parts)
     run, rounds = watched(opened, asked(1, documents=8))
     (request,), (blend,) = requests_of(run), rounds.blends
     ids = {d.title: book_of(made).document(d.title, d.text) for d in DOCUMENTS}
@@ -77,11 +78,9 @@ def test_what_all_branches_find_stands_in_the_prefix(
     assert sorted(cached for cached, _ in blend.parts) == sorted(sizes)
 
 
-def test_the_drafter_reads_cached_features_of_rows_that_are_not_computed(
-    made: Tiny, graphs: Graphs
-) -> None:
+def test_the_drafter_reads_cached_features_of_rows_that_are_not_computed(made: Tiny) -> None:
     """With `reuse` no row of a chunk is computed: the drafter's rows pair its cached features."""
-    opened = session(graphs, made, "blend_eagle", "blend.plan=reuse")
+    opened = session(made, "blend_eagle", "blend.plan=reuse")
     run = start(opened, asked(1))
     drive(run, until=lambda run: run.state == "prefill")
     (request,) = requests_of(run)
@@ -103,11 +102,9 @@ def test_the_drafter_reads_cached_features_of_rows_that_are_not_computed(
 
 
 @pytest.mark.parametrize("graph", BLENDED)
-def test_a_second_run_finds_everything_and_says_the_same(
-    graph: str, made: Tiny, graphs: Graphs
-) -> None:
+def test_a_second_run_finds_everything_and_says_the_same(graph: str, made: Tiny) -> None:
     store = ChunkStore(1 << 24)
-    opened = session(graphs, made, graph, outline=PARTS, chunks=store)
+    opened = session(made, graph, outline=PARTS, chunks=store)
     first, _ = watched(opened)
     before = {digest: _copies(store, digest) for digest in store._entries}
     second, _ = watched(opened)
@@ -125,18 +122,18 @@ def _copies(store: ChunkStore, digest: str) -> list[torch.Tensor]:
     return [t.clone() for t in (chunk.keys_LRgd, chunk.values_LRgd, chunk.features_RF)]
 
 
-def test_what_is_not_cached_is_computed_where_it_stands(made: Tiny, graphs: Graphs) -> None:
+def test_what_is_not_cached_is_computed_where_it_stands(made: Tiny) -> None:
     """Without `collect`: an empty store reuses nothing, a half-filled one reuses that half."""
     store = ChunkStore(1 << 24)
     none, rounds = watched(
-        session(graphs, made, "blend_eagle", "blend.collect=false", chunks=store), asked(1)
+        session(made, "blend_eagle", "blend.collect=false", chunks=store), asked(1)
     )
     assert not rounds.blends and none.manager.blend.library.missed == 4
-    twin = run_all(session(graphs, made, "eagle"), asked(1))
+    twin = run_all(session(made, "eagle"), asked(1))
     assert tokens_of(none) == tokens_of(twin)
-    watched(session(graphs, made, "blend_eagle", chunks=store), asked(1, documents=2))
+    watched(session(made, "blend_eagle", chunks=store), asked(1, documents=2))
     sets = ("blend.collect=false",)
-    run, rounds = watched(session(graphs, made, "blend_eagle", *sets, chunks=store), asked(1))
+    run, rounds = watched(session(made, "blend_eagle", *sets, chunks=store), asked(1))
     library = run.manager.blend.library
     assert (library.hits, library.missed) == (2, 2)
     sizes = [len(chunk.ids) for chunk in requests_of(run)[0].tail.chunks]
@@ -147,10 +144,10 @@ def test_what_is_not_cached_is_computed_where_it_stands(made: Tiny, graphs: Grap
 @pytest.mark.parametrize("budget", ["per_branch", "per_chunk"])
 @pytest.mark.parametrize("graph", BLENDED)
 def test_the_pool_holds_what_one_blended_forward_writes(
-    graph: str, budget: str, made: Tiny, graphs: Graphs
+    graph: str, budget: str, made: Tiny
 ) -> None:
     sets = (f"blend.budget={budget}", "blend.ratios=[0.5]", *(PREFIX if "bim" in graph else ()))
-    run = start(session(graphs, made, graph, *sets, outline=PARTS), asked(1))
+    run = start(session(made, graph, *sets, outline=PARTS), asked(1))
     drive(run, check=False, until=lambda run: run.state == "prefill" or run.state == "skeleton")
     (request,) = requests_of(run)
     branch = request.root or request.branches[0]
@@ -183,11 +180,9 @@ def test_the_pool_holds_what_one_blended_forward_writes(
 
 @pytest.mark.parametrize("layout", ["bim", "batching", "paged"])
 @pytest.mark.parametrize("graph", BLENDED)
-def test_the_book_knows_which_rows_were_recomputed(
-    graph: str, layout: str, made: Tiny, graphs: Graphs
-) -> None:
+def test_the_book_knows_which_rows_were_recomputed(graph: str, layout: str, made: Tiny) -> None:
     sets = (f"layout.kind={layout}", "blend.ratios=[0.4]")
-    run = start(session(graphs, made, graph, *sets, outline=PARTS), asked(2))
+    run = start(session(made, graph, *sets, outline=PARTS), asked(2))
     book, most = run.manager, 0
     while not run.finished:
         run.advance()
@@ -205,9 +200,9 @@ def test_the_book_knows_which_rows_were_recomputed(
     assert most > 1 and not book.reused
 
 
-def test_long_documents_are_several_chunks(made: Tiny, graphs: Graphs) -> None:
-    whole = run_all(session(graphs, made, "blend_eagle"), asked(1))
-    cut = run_all(session(graphs, made, "blend_eagle", "blend.chunk_tokens=16"), asked(1))
+def test_long_documents_are_several_chunks(made: Tiny) -> None:
+    whole = run_all(session(made, "blend_eagle"), asked(1))
+    cut = run_all(session(made, "blend_eagle", "blend.chunk_tokens=16"), asked(1))
     chunks = [requests_of(run)[0].tail.chunks for run in (whole, cut)]
     assert [i for c in chunks[0] for i in c.ids] == [i for c in chunks[1] for i in c.ids]
     assert len(chunks[1]) > 8 and max(len(c.ids) for c in chunks[1]) <= 16
@@ -217,9 +212,9 @@ def test_long_documents_are_several_chunks(made: Tiny, graphs: Graphs) -> None:
         assert tuple(prompts[1][chunk.at : chunk.at + len(chunk.ids)]) == chunk.ids
 
 
-def test_the_trace_and_the_figures_tell_what_was_reused(made: Tiny, graphs: Graphs) -> None:
+def test_the_trace_and_the_figures_tell_what_was_reused(made: Tiny) -> None:
     sets = ("blend.check_layers=[1, 3]", "blend.ratios=[0.5, 0.25]")
-    run, rounds = watched(session(graphs, made, "blend_eagle", *sets), asked(1))
+    run, rounds = watched(session(made, "blend_eagle", *sets), asked(1))
     blend, summary = rounds.blends[0], rounds.found[0]
     sizes = [len(chunk.ids) for chunk in requests_of(run)[0].tail.chunks]
     context, everything = sum(sizes), len(requests_of(run)[0].branches[0].prompt)
@@ -240,14 +235,14 @@ def test_the_trace_and_the_figures_tell_what_was_reused(made: Tiny, graphs: Grap
     assert told["reused_rows"] == context and told["picked_rows"] == picked[0]
     assert told["chunks"]["collected_rows"] == context and told["chunks"]["collected"] == 4
     assert 0.2 < told["saved_share"] < 0.8
-    twin = run_all(session(graphs, made, "eagle"), asked(1))
+    twin = run_all(session(made, "eagle"), asked(1))
     assert figures(Meter(), twin.board)["blend"] is None
 
 
-def test_chunks_of_another_drafter_are_other_chunks(made: Tiny, graphs: Graphs) -> None:
+def test_chunks_of_another_drafter_are_other_chunks(made: Tiny) -> None:
     store = ChunkStore(1 << 24)
     for sets in ((), ("drafter.kind=none",), ()):
-        run_all(session(graphs, made, "blend_eagle", *sets, chunks=store), asked(1))
+        run_all(session(made, "blend_eagle", *sets, chunks=store), asked(1))
     assert len(store._entries) == 8
     chunk: ChunkKV = next(iter(store._entries.values())).chunk
     assert chunk.rows > 0

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from helpers.support import Graphs, Make, Tiny, check_lossless, run_all
+from helpers.support import Make, Tiny, check_lossless, graphs, run_all
 from helpers.tiny import write_tiny_dflash
 
 from specsot.engine.models import Models, with_drafter
@@ -27,14 +27,7 @@ def blocks_of(size: int, made: Tiny, folder: Path) -> Models:
     ],
 )
 def test_a_graph_without_a_block_size_drafts_blocks_of_the_checkpoint(
-    graph: str,
-    sets: tuple[str, ...],
-    size: int,
-    nodes: int,
-    *,
-    tiny: Make,
-    graphs: Graphs,
-    tmp_path: Path,
+    graph: str, sets: tuple[str, ...], size: int, nodes: int, *, tiny: Make, tmp_path: Path
 ) -> None:
     made = tiny("llama")
     models = blocks_of(5, made, tmp_path)
@@ -46,9 +39,8 @@ def test_a_graph_without_a_block_size_drafts_blocks_of_the_checkpoint(
 
 
 def test_a_pool_without_room_for_the_checkpoints_blocks_is_an_error(
-    tiny: Make, graphs: Graphs, tmp_path: Path
+    made: Tiny, tmp_path: Path
 ) -> None:
-    made = tiny("llama")
     sets = ("layout.kv_slots=33", "layout.max_num_branches=2")
     graphs.session("dflash", blocks_of(8, made, tmp_path), made.book(), sets=sets)
     with pytest.raises(GraphError, match="2 branches with 15 nodes each need 34 slots"):

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from helpers.drafters import drafting
-from helpers.support import GOLDEN, Graphs, Make, Tiny, drive, outline_of, start
+from helpers.support import GOLDEN, Tiny, drive, graphs, outline_of, start
 from specsot_eagle1.static_tree import MC_SIM_7B_63, Node, StaticTree, lay_out
 
 from specsot.engine.prepare.files import open_graph
@@ -23,7 +23,7 @@ FACTS: Any = json.loads((GOLDEN / "eagle" / "e1_llama" / "eagle1.json").read_tex
 QUESTIONS = (Prompt("0", "hello"), Prompt("1", "a second question", max_new_tokens=7))
 
 
-def drafted(made: Tiny, graphs: Graphs, branches: int, *sets: str, layout: str = "bim") -> Proposal:
+def drafted(made: Tiny, branches: int, *sets: str, layout: str = "bim") -> Proposal:
     """What the first round offers to `branches` branches of one outline."""
     session = graphs.session(
         f"{layout}_plain",
@@ -69,24 +69,20 @@ WIDE = [node for depth in (1, 2, 3) for node in product(range(3), repeat=depth)]
     ids=["all of two levels", "a chain"],
 )
 def test_where_both_draft_everything_they_draft_the_same(
-    nodes: list[tuple[int, ...]], dynamic: tuple[str, ...], tiny: Make, graphs: Graphs
+    nodes: list[tuple[int, ...]], dynamic: tuple[str, ...], made: Tiny
 ) -> None:
-    made = tiny("llama")
-    one = drafted(made, graphs, 3, *static(nodes))
-    other = drafted(made, graphs, 3, "drafter.kind=eagle2", *dynamic)
+    one = drafted(made, 3, *static(nodes))
+    other = drafted(made, 3, "drafter.kind=eagle2", *dynamic)
     for branch in range(3):
         assert paths(one, branch) == pytest.approx(paths(other, branch), abs=1e-4)
 
 
 @pytest.mark.parametrize("layout", ["bim", "batching", "paged"])
-def test_a_node_is_the_same_in_every_tree_that_has_it(
-    layout: str, tiny: Make, graphs: Graphs
-) -> None:
-    made = tiny("llama")
-    whole = drafted(made, graphs, 3, *static(WIDE))
+def test_a_node_is_the_same_in_every_tree_that_has_it(layout: str, made: Tiny) -> None:
+    whole = drafted(made, 3, *static(WIDE))
     parts = ([(2,), (0,), (2, 1), (2, 1, 2)], [(1,), (1, 0), (1, 2), (1, 2, 0), (1, 0, 0)])
     for part in (*parts, [(2, 0), (0,), (2,), (1,)]):
-        some = drafted(made, graphs, 3, *static(part), layout=layout)
+        some = drafted(made, 3, *static(part), layout=layout)
         for branch in range(3):
             every, few = paths(whole, branch), paths(some, branch)
             chosen = dict(zip(sorted(WIDE, key=lambda n: (len(n), n)), every, strict=True))

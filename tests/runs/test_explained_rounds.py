@@ -7,23 +7,15 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.axes import Make, tokens_by_branch
+from helpers.axes import tokens_by_branch
 from helpers.drafters import KINDS, SETTINGS, drafting
-from helpers.support import Graphs, Reference, Tiny, contexts, drive, outline_of, requests_of, start
+from helpers.support import Reference, Tiny, contexts, drive, graphs, outline_of, requests_of, start
 
 from specsot.engine.prepare.inputs import Prompt
 from specsot.engine.run.core import EngineCore
 from specsot.engine.run.session import Session
 from specsot.ops.forward import HostReader
-from specsot.ops.sampling.coins import (
-    CoinRole,
-    branch_key,
-    gumbel,
-    perturbed,
-    round_keys,
-    token_keys,
-    uniforms,
-)
+from specsot.ops.sampling import coins
 from specsot.states.machine import Event, OpRan
 from specsot.states.request import Branch
 from specsot.states.round import MATCH, FinalToken, VerifiedTree
@@ -90,9 +82,7 @@ def listen(session: Session, prompts: Any = SINGLE) -> tuple[EngineCore, list[He
     return drive(run, check=False), observe
 
 
-def session_of(
-    made: Tiny, graphs: Graphs, kind: str, *sets: str, graph: str = "", endless: int = 0
-) -> Session:
+def session_of(made: Tiny, kind: str, *sets: str, graph: str = "", endless: int = 0) -> Session:
     """Short answers that may end by a stop token; `endless`: answers of so many tokens."""
     models = made.models if kind == "none" else drafting(made, kind)
     book = made.book("outline", () if endless else (2,))
@@ -142,7 +132,7 @@ class Witness:
         self, draft: ExplainedDraft, branch: Branch, ids: tuple[int, ...], told: ExplainedRound
     ) -> None:
         assert draft.depth == len(ids) - told.position
-        key = torch.tensor([branch_key(branch.request.seed, branch.index)])
+        key = torch.tensor([coins.branch_key(branch.request.seed, branch.index)])
         if told.rule == MATCH:
             self._check_match(draft, key, ids, told)
         else:
@@ -152,11 +142,11 @@ class Witness:
         self, draft: ExplainedDraft, key: torch.Tensor, ids: tuple[int, ...], told: ExplainedRound
     ) -> None:
         found, scores_V = draft.figures, laws(self.logits(ids), self.drawn)
-        at = token_keys(key, torch.tensor([len(ids)]))
+        at = coins.token_keys(key, torch.tensor([len(ids)]))
         assert (found.p, found.q, found.r, found.chance) == (None,) * 4
         if self.drawn:
-            scores_V = perturbed(scores_V[None], at)[0]
-            assert found.coin == gumbel(at, torch.tensor([[draft.token]])).item()
+            scores_V = coins.perturbed(scores_V[None], at)[0]
+            assert found.coin == coins.gumbel(at, torch.tensor([[draft.token]])).item()
         else:
             assert found.coin is None
         assert found.draw == int(scores_V.argmax())
@@ -172,7 +162,9 @@ class Witness:
             return
         rank = sum(d.parent == draft.parent and d.node < draft.node for d in told.drafts)
         place = [torch.tensor([value]) for value in (told.position, draft.depth, rank)]
-        assert found.r == uniforms(round_keys(key, *place, CoinRole.ACCEPT)).item()
+        assert (
+            found.r == coins.uniforms(coins.round_keys(key, *place, coins.CoinRole.ACCEPT)).item()
+        )
         assert found.p is not None and found.q is not None and found.r is not None
         if told.rule != "block":
             passes = found.q > 0 and found.r * found.q < found.p
@@ -217,18 +209,11 @@ CASES = [case for case in CASES if case[1] < len(SETTINGS[case[0]])] + [("none",
 RECURSIVE = ("drafter.tree=[[0], [1], [0, 0], [0, 1], [1, 0]]", "drafter.draws=distinct")
 
 
-@pytest.fixture(scope="module")
-def made(tiny: Make) -> Tiny:
-    return tiny("llama")
-
-
 @pytest.mark.parametrize(("kind", "number", "way"), CASES)
-def test_the_figures_are_those_of_the_round(
-    kind: str, number: int, way: str, made: Tiny, graphs: Graphs
-) -> None:
+def test_the_figures_are_those_of_the_round(kind: str, number: int, way: str, made: Tiny) -> None:
     layout = f"layout.kind={('bim', 'batching')[(number + len(way)) % 2]}"
     own = SETTINGS[kind][number] if kind != "none" else ()
-    session = session_of(made, graphs, kind, *own, *WAYS[way], layout)
+    session = session_of(made, kind, *own, *WAYS[way], layout)
     run, observe = listen(explaining(session))
     witness = Witness(run, made, way != "greedy")
     for one in observe:
@@ -240,10 +225,8 @@ def test_the_figures_are_those_of_the_round(
 
 @pytest.mark.parametrize("layout", ["bim", "batching", "paged"])
 @pytest.mark.parametrize("way", WAYS)
-def test_branches_beside_each_other_are_told_apart(
-    way: str, layout: str, made: Tiny, graphs: Graphs
-) -> None:
-    session = session_of(made, graphs, "eagle3", *WAYS[way], graph=f"{layout}_eagle")
+def test_branches_beside_each_other_are_told_apart(way: str, layout: str, made: Tiny) -> None:
+    session = session_of(made, "eagle3", *WAYS[way], graph=f"{layout}_eagle")
     run, observe = listen(explaining(session))
     witness = Witness(run, made, way != "greedy", plain=False)
     for one in observe:
@@ -253,10 +236,10 @@ def test_branches_beside_each_other_are_told_apart(
 
 
 @pytest.mark.parametrize("rule", ["chain", "block"])
-def test_the_probabilities_of_a_chain(rule: str, made: Tiny, graphs: Graphs) -> None:
+def test_the_probabilities_of_a_chain(rule: str, made: Tiny) -> None:
     """p by the target and q by the drafter, each asked by itself behind the same tokens."""
     sets = ("drafter.gamma=3", "drafter.draws=sampled", *WAYS["rejection"], f"sampling.rule={rule}")
-    run, observe = listen(explaining(session_of(made, graphs, "vanilla", *sets, endless=40)))
+    run, observe = listen(explaining(session_of(made, "vanilla", *sets, endless=40)))
     witness = Witness(run, made, True)
     drafter, seen = small_model(made), 0
     for one in observe:
@@ -280,13 +263,11 @@ def _check_block(told: ExplainedRound) -> None:
 
 
 @pytest.mark.parametrize("kind", ["eagle3", "eagle1", "dflash"])
-def test_siblings_are_tried_against_what_the_earlier_ones_left(
-    kind: str, made: Tiny, graphs: Graphs
-) -> None:
+def test_siblings_are_tried_against_what_the_earlier_ones_left(kind: str, made: Tiny) -> None:
     """Best tokens were not drawn: q is 1, and a rejected sibling's share of p is gone."""
     sets = SETTINGS[kind][1 if kind == "dflash" else 0]
     sets = (*sets, *WAYS["rejection"], "sampling.rule=topk")
-    run, observe = listen(explaining(session_of(made, graphs, kind, *sets, endless=40)))
+    run, observe = listen(explaining(session_of(made, kind, *sets, endless=40)))
     witness, later = Witness(run, made, True), 0
     for one in observe:
         for draft, p_V in witness.chances(one):
@@ -301,9 +282,9 @@ def test_siblings_are_tried_against_what_the_earlier_ones_left(
     assert later > 5
 
 
-def test_drawn_siblings_are_tried_without_the_earlier_ones(made: Tiny, graphs: Graphs) -> None:
+def test_drawn_siblings_are_tried_without_the_earlier_ones(made: Tiny) -> None:
     sets = (*RECURSIVE, *WAYS["rejection"], "sampling.rule=without_replacement")
-    run, observe = listen(explaining(session_of(made, graphs, "eagle1", *sets)))
+    run, observe = listen(explaining(session_of(made, "eagle1", *sets)))
     witness, first = Witness(run, made, True), 0
     for one in observe:
         assert one.told.rule == "without_replacement"
@@ -317,8 +298,8 @@ def test_drawn_siblings_are_tried_without_the_earlier_ones(made: Tiny, graphs: G
     assert first > 5
 
 
-def test_the_drafters_score_is_the_sum_of_its_log_probabilities(made: Tiny, graphs: Graphs) -> None:
-    run, observe = listen(explaining(session_of(made, graphs, "vanilla", "drafter.gamma=3")))
+def test_the_drafters_score_is_the_sum_of_its_log_probabilities(made: Tiny) -> None:
+    run, observe = listen(explaining(session_of(made, "vanilla", "drafter.gamma=3")))
     witness, drafter = Witness(run, made, False), small_model(made)
     for one in observe:
         total = 0.0
@@ -328,17 +309,17 @@ def test_the_drafters_score_is_the_sum_of_its_log_probabilities(made: Tiny, grap
             assert draft.figures.score == pytest.approx(total, abs=1e-4)
 
 
-def test_an_unadjusted_token_is_the_targets_own(made: Tiny, graphs: Graphs) -> None:
+def test_an_unadjusted_token_is_the_targets_own(made: Tiny) -> None:
     sets = (*WAYS["rejection"], "drafter.gamma=3", "drafter.draws=sampled")
     sets = (*sets, "sampling.skip_sample_adjustment=true")
-    _, observe = listen(explaining(session_of(made, graphs, "vanilla", *sets)))
+    _, observe = listen(explaining(session_of(made, "vanilla", *sets)))
     assert {one.told.came for one in observe} == {FinalToken.TARGET, FinalToken.BONUS}
 
 
 @pytest.mark.parametrize("kind", ["none", *KINDS])
 @pytest.mark.parametrize("way", WAYS)
 def test_explaining_changes_no_token_and_nothing_is_read_where_nobody_asks(
-    kind: str, way: str, made: Tiny, graphs: Graphs, monkeypatch: pytest.MonkeyPatch
+    kind: str, way: str, made: Tiny, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reads: list[int] = []
     inside = HostReader.read
@@ -349,7 +330,7 @@ def test_explaining_changes_no_token_and_nothing_is_read_where_nobody_asks(
 
     monkeypatch.setattr(HostReader, "read", read)
     own = SETTINGS[kind][0] if kind != "none" else ()
-    session = session_of(made, graphs, kind, *own, *WAYS[way])
+    session = session_of(made, kind, *own, *WAYS[way])
     quiet, nothing = listen(session)
     plain, reads[:] = list(reads), []
     loud, observe = listen(explaining(session))

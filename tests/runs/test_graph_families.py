@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import pytest
-from helpers.support import FULL, PLAIN, Graphs
+from helpers.support import FULL, PLAIN, graphs
 from specsot_eagle1.static_tree import MC_SIM_7B_63
 
 from specsot.engine.prepare.files import graph_names, open_graph, open_source
@@ -20,7 +20,7 @@ PREFIXES = ("bim_", "batching_", "paged_")
 KINDS = pytest.mark.parametrize("kind", ["plain", "eagle"])
 
 
-def resolved(name: str, graphs: Graphs, sets: Iterable[str] = ()) -> dict[str, Any]:
+def resolved(name: str, sets: Iterable[str] = ()) -> dict[str, Any]:
     program = open_graph(name, sets=tuple(sets), table=graphs.table)
     steps = {
         state: [(step.entry.function, dict(step.settings)) for step in steps]
@@ -46,18 +46,18 @@ def test_graphs_of_other_drafters_differ_in_nothing_else(twin: str) -> None:
 
 
 @KINDS
-def test_one_word_turns_a_graph_into_its_twin(kind: str, graphs: Graphs) -> None:
-    swapped = resolved(f"bim_{kind}", graphs, ["layout.kind=batching"])
-    twin = resolved(f"batching_{kind}", graphs)
+def test_one_word_turns_a_graph_into_its_twin(kind: str) -> None:
+    swapped = resolved(f"bim_{kind}", ["layout.kind=batching"])
+    twin = resolved(f"batching_{kind}")
     assert swapped | {key: twin[key] for key in ("name", "doc")} == twin
 
 
-def test_all_full_graphs_have_the_same_states_and_transitions(graphs: Graphs) -> None:
-    first, *others = [resolved(name, graphs) for name in FULL]
+def test_all_full_graphs_have_the_same_states_and_transitions() -> None:
+    first, *others = [resolved(name) for name in FULL]
     for graph in others:
         assert list(graph["states"]) == list(first["states"])
         assert graph["transitions"] == first["transitions"]
-    assert all("skeleton" not in resolved(name, graphs)["states"] for name in PLAIN)
+    assert all("skeleton" not in resolved(name)["states"] for name in PLAIN)
 
 
 def test_eagle2_is_the_twin_of_eagle_and_keeps_a_tree_as_it_was_given() -> None:

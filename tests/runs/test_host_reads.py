@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.axes import FORWARDS, Case, Make, book_of, prompts_of, session_of, target_of
-from helpers.support import Graphs, start
+from helpers.axes import FORWARDS, Case, book_of, prompts_of, session_of, target_of
+from helpers.support import Make, Tiny, graphs, start
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from specsot.engine.prepare.inputs import Prompt
@@ -132,9 +132,9 @@ def read_once_a_forward(run: EngineCore, door: Door, reads: Sequence[str]) -> se
 
 @pytest.mark.parametrize("case", ROWS, ids=str)
 def test_whole_runs_read_from_the_device_once_per_forward(
-    case: Case, tiny: Make, graphs: Graphs, door: Door
+    case: Case, tiny: Make, door: Door
 ) -> None:
-    run = start(session_of(case, target_of(case, tiny), graphs), prompts_of(case))
+    run = start(session_of(case, target_of(case, tiny)), prompts_of(case))
     states = read_once_a_forward(
         run, door, (*FORWARDS, *(["merge"] if case.work == "folded" else []))
     )
@@ -146,11 +146,11 @@ def test_whole_runs_read_from_the_device_once_per_forward(
 @pytest.mark.parametrize("accept", ["match", "rejection"])
 @pytest.mark.parametrize("kind", ["eagle3", "ngram"])
 def test_explained_rounds_read_no_more_often(
-    kind: str, accept: str, tiny: Make, graphs: Graphs, door: Door
+    kind: str, accept: str, tiny: Make, door: Door
 ) -> None:
     drafter = (kind, int(kind == "ngram"))
     case = replace(BASE, drafter=drafter, temperature=0.9, accept=accept, requests=1)
-    session = session_of(case, target_of(case, tiny), graphs)
+    session = session_of(case, target_of(case, tiny))
     program = session.program.with_settings("verify.accept", {"explain": True})
     assert program is not None
     session.program = program
@@ -168,22 +168,19 @@ def test_explained_rounds_read_no_more_often(
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_an_answer_without_an_outline_reads_no_more_often(
-    layout: str, tiny: Make, graphs: Graphs, door: Door
+    layout: str, tiny: Make, door: Door
 ) -> None:
     case = replace(BASE, work="written", drafter=EAGLE, layout=layout)
     made = target_of(case, tiny)
     book = book_of(case, made)
     book.plan = "DIRECT"
-    run = start(session_of(case, made, graphs, book), prompts_of(case))
+    run = start(session_of(case, made, book), prompts_of(case))
     read_once_a_forward(run, door, FORWARDS)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_a_beam_search_reads_once_per_step(
-    layout: str, tiny: Make, graphs: Graphs, door: Door
-) -> None:
+def test_a_beam_search_reads_once_per_step(layout: str, made: Tiny, door: Door) -> None:
     sets = (f"layout.kind={layout}", "layout.max_num_branches=2")
-    made = tiny("llama")
     session = graphs.session("beam", made.models, made.book("outline", (2, 0)), sets=sets)
     run = start(session, ["hello", Prompt("1", "b", max_new_tokens=4), "a third question"])
     states = read_once_a_forward(run, door, ("select_beams",))

@@ -12,6 +12,7 @@ import pytest
 import torch
 from helpers import support
 from helpers.pools import GATHER, PoolWatch, branching, permute_, pools_of, watched
+from helpers.support import GRAPHS
 
 from specsot.engine.run.core import EngineCore
 from specsot.engine.run.session import Session
@@ -23,13 +24,11 @@ QUESTIONS = ("hello", "a second question")
 
 
 @pytest.fixture
-def session(tiny: support.Make, graphs: support.Graphs) -> Callable[..., Session]:
-    return branching(tiny, graphs)
+def session(tiny: support.Make) -> Callable[..., Session]:
+    return branching(tiny)
 
 
-@pytest.mark.parametrize(
-    ("graph", "share"), support.taking_turns(support.GRAPHS, ("prompt", "outline"))
-)
+@pytest.mark.parametrize(("graph", "share"), support.taking_turns(GRAPHS, ("prompt", "outline")))
 def test_no_op_of_a_whole_run_copies_rows_out_of_a_pool(
     graph: str, share: str, session: Any
 ) -> None:
@@ -91,9 +90,7 @@ def test_the_watch_notices_a_copy(session: Any, monkeypatch: pytest.MonkeyPatch)
     assert sum(watched(support.start(session("bim_eagle"), QUESTIONS)).copied.values())
 
 
-@pytest.mark.parametrize(
-    ("graph", "share"), support.taking_turns(support.GRAPHS, ("outline", "prompt"))
-)
+@pytest.mark.parametrize(("graph", "share"), support.taking_turns(GRAPHS, ("outline", "prompt")))
 def test_the_order_of_slots_never_matters(graph: str, share: str, session: Any) -> None:
     made = session(graph, share, sets=("layout.max_num_branches=3",))
     plain = support.drive(support.start(made, QUESTIONS))
@@ -113,7 +110,7 @@ SHARES = pytest.mark.parametrize("share", ["outline", "prompt"])
 
 
 @pytest.fixture
-def written(tiny: support.Make, graphs: support.Graphs) -> Callable[..., Session]:
+def written(made: support.Tiny) -> Callable[..., Session]:
     """written(graph, share, parts): the model writes the outline; the last branch needs the first.
 
     So the drafter too holds shared rows when the branches start. Nothing is kept of what has ended.
@@ -124,7 +121,7 @@ def written(tiny: support.Make, graphs: support.Graphs) -> Callable[..., Session
         lines = [f"{i}|50|-|{1 if i == parts > 1 else '-'}|Part {i}" for i in range(1, parts + 1)]
         book.text = "\n".join(["PLAN", *lines, "END"])
         sets = (*sets, "scheduler.prefix_cache=false")
-        return graphs.session(graph, tiny("llama").models, book, budget=14, sets=sets)
+        return support.graphs.session(graph, made.models, book, budget=14, sets=sets)
 
     return make
 
@@ -197,10 +194,8 @@ def test_a_row_that_is_used_again_by_its_request_copies_nothing(
 
 
 @pytest.mark.parametrize("graph", BATCHING)
-def test_copies_are_given_back_when_nobody_waits_for_them(
-    graph: str, tiny: support.Make, graphs: support.Graphs
-) -> None:
-    made = branching(tiny, graphs)(graph, parts=6, budget=40, stop_ids=(2,))
+def test_copies_are_given_back_when_nobody_waits_for_them(graph: str, tiny: support.Make) -> None:
+    made = branching(tiny)(graph, parts=6, budget=40, stop_ids=(2,))
     run = support.start(made, ["hello", "a second question"])
     layout, fewer = run.manager.layout, 0
     while not run.finished:

@@ -19,17 +19,18 @@ from helpers.folds import (
     book_of,
     combined_of,
     fold_of,
-    session,
 )
+from helpers.folds import session as combining
 from helpers.reading import Rounds, asked, searching, watched
 from helpers.support import (
     FIXED,
-    Graphs,
     Make,
     SizedBook,
     Tiny,
     drive,
+    graphs,
     outline_of,
+    outline_with,
     requests_of,
     run_all,
     start,
@@ -57,6 +58,7 @@ EVERY = pytest.mark.parametrize("layout", (*LAYOUTS, "layout.kind=paged"))
 BLEND, ATTEND = "bim_blend_merge", "bim_attend_merge"
 GRAPHS = pytest.mark.parametrize("graph", [BLEND, ATTEND])
 PLAIN = ("skeleton.merge=plain",)
+session = partial(combining, graphs)
 attending = partial(session, graph=ATTEND)
 
 
@@ -77,31 +79,29 @@ def sets_of(graph: str, layout: str) -> tuple[str, ...]:
 )
 @pytest.mark.parametrize("sets", [("blend.ratios=[1]",), ("blend.plan=plain",)])
 def test_nothing_reused_is_plain(
-    sets: tuple[str, ...], layout: str, share: str, made: Tiny, graphs: Graphs
+    sets: tuple[str, ...], layout: str, share: str, made: Tiny
 ) -> None:
     book = book_of(made, share)
     outline = outline_of(4, {3: (1,)})
-    plain = run_all(session(graphs, made, *PLAIN, layout, outline=outline, book=book), TEXTS)
-    run, rounds = watched(session(graphs, made, *sets, layout, outline=outline, book=book), TEXTS)
+    plain = run_all(session(made, *PLAIN, layout, outline=outline, book=book), TEXTS)
+    run, rounds = watched(session(made, *sets, layout, outline=outline, book=book), TEXTS)
     assert tokens_of(run) == tokens_of(plain) and not rounds.blends
 
 
-def test_with_concat_the_graph_is_the_one_without_the_phase(made: Tiny, graphs: Graphs) -> None:
+def test_with_concat_the_graph_is_the_one_without_the_phase(made: Tiny) -> None:
     book = book_of(made)
     sets = ("skeleton.merge=concat",)
-    run = run_all(session(graphs, made, *sets, outline=outline_of(3), book=book), TEXTS)
+    run = run_all(session(made, *sets, outline=outline_of(3), book=book), TEXTS)
     assert not any(b.combines for r in requests_of(run) for b in r.branches)
     assert all(answer.combined is None for answer in run.answers)
     assert run.manager.kv.ledger.moves["fold"] == 0
 
 
 @pytest.mark.parametrize(("graph", "sets"), [(BLEND, ("blend.plan=reuse",)), (ATTEND, ())])
-def test_another_context_is_another_answer(
-    graph: str, sets: tuple[str, ...], made: Tiny, graphs: Graphs
-) -> None:
+def test_another_context_is_another_answer(graph: str, sets: tuple[str, ...], made: Tiny) -> None:
     found = []
     for own in (sets, PLAIN):
-        opened = session(graphs, made, *own, outline=outline_of(4), budget=24, graph=graph)
+        opened = session(made, *own, outline=outline_of(4), budget=24, graph=graph)
         run = run_all(opened, TEXTS[:2], check=False)
         found.append([combined_of(one).tokens for one in requests_of(run)])
     assert found[0] != found[1]
@@ -119,13 +119,11 @@ def rows_of(run: EngineCore, branch: Branch, count: int | None = None) -> torch.
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_parts_lie_in_the_fold_as_they_were_written(
-    layout: str, made: Tiny, graphs: Graphs
-) -> None:
+def test_parts_lie_in_the_fold_as_they_were_written(layout: str, made: Tiny) -> None:
     """Reused whole: each V as it was; the first part, which went on from the prefix, exactly as
     plain computes it; keys of others turned by the distance that they moved."""
     outline, book, target = outline_of(3), book_of(made), made.models.target
-    opened = session(graphs, made, "blend.plan=reuse", layout, outline=outline, book=book)
+    opened = session(made, "blend.plan=reuse", layout, outline=outline, book=book)
     run, lay = start(opened, ["hello"]), {}
     fold = run.manager.fold
     keep = fold.keep_
@@ -140,7 +138,7 @@ def test_parts_lie_in_the_fold_as_they_were_written(
     (request,) = requests_of(run)
     combined, at = combined_of(request), 0
     held = rows_of(run, combined)
-    plain = folded(start(session(graphs, made, *PLAIN, layout, outline=outline), ["hello"]))
+    plain = folded(start(session(made, *PLAIN, layout, outline=outline), ["hello"]))
     exact = rows_of(plain, combined_of(requests_of(plain)[0]))
     for number, branch in enumerate(request.branches[:-1]):
         at += 3 if number else 0  # what stands between two parts
@@ -174,10 +172,8 @@ def features_behind(made: Tiny, ids: list[int], taps: tuple[int, ...]) -> torch.
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_a_drafter_gets_the_features_that_the_parts_rows_had(
-    layout: str, made: Tiny, graphs: Graphs
-) -> None:
-    run = start(session(graphs, made, *REUSED, layout, outline=outline_of(3)), ["hello"])
+def test_a_drafter_gets_the_features_that_the_parts_rows_had(layout: str, made: Tiny) -> None:
+    run = start(session(made, *REUSED, layout, outline=outline_of(3)), ["hello"])
     found: list[ChunkKV] = []
     fold = run.manager.fold
     prompt = fold.prompt
@@ -198,9 +194,9 @@ def test_a_drafter_gets_the_features_that_the_parts_rows_had(
         torch.testing.assert_close(rows.features_RF, wanted, rtol=1e-3, atol=1e-3)
 
 
-def test_the_first_part_is_protected_and_what_asks_is_computed(made: Tiny, graphs: Graphs) -> None:
+def test_the_first_part_is_protected_and_what_asks_is_computed(made: Tiny) -> None:
     outline, book = outline_of(3), book_of(made)
-    run, rounds = watched(session(graphs, made, *REUSED, outline=outline, book=book), ["hello"])
+    run, rounds = watched(session(made, *REUSED, outline=outline, book=book), ["hello"])
     (request,), (blend,) = requests_of(run), rounds.blends
     parts = request.branches[:-1]
     sizes = [b.length - b.start for b in parts]
@@ -214,10 +210,10 @@ def test_the_first_part_is_protected_and_what_asks_is_computed(made: Tiny, graph
 @EVERY
 @GRAPHS
 def test_no_byte_leaves_the_pool_that_the_ledger_does_not_name(
-    graph: str, layout: str, made: Tiny, graphs: Graphs
+    graph: str, layout: str, made: Tiny
 ) -> None:
     sets = sets_of(graph, layout)
-    run = start(session(graphs, made, *sets, outline=outline_of(4), graph=graph), TEXTS)
+    run = start(session(made, *sets, outline=outline_of(4), graph=graph), TEXTS)
     watch = pool_watch.watched(run)
     moved = sum(sum(pool.ledger.bytes.values()) for pool in pool_watch.pools_of(run))
     assert moved == watch.copied[pool_watch.GATHER] == sum(watch.copied.values())
@@ -234,11 +230,11 @@ def test_no_byte_leaves_the_pool_that_the_ledger_does_not_name(
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize(("kind", "before"), [(FoldBook, 1), (FrontBook, 0)])
 def test_documents_and_quotes_are_left_out_of_the_fold(
-    kind: type[FoldBook], before: int, layout: str, made: Tiny, graphs: Graphs
+    kind: type[FoldBook], before: int, layout: str, made: Tiny
 ) -> None:
     outline = searching(["bees rain", "rain tea", "", "tea iron"], deps=(3,))
     book = kind(made.models.target.vocab_size, "outline", ())
-    opened = session(graphs, made, *REUSED, layout, outline=outline, book=book)
+    opened = session(made, *REUSED, layout, outline=outline, book=book)
     run, rounds = watched(opened, asked(1))
     (request,), fold = requests_of(run), rounds.blends[-1]
     parts = request.branches[:-1]
@@ -252,13 +248,13 @@ def test_documents_and_quotes_are_left_out_of_the_fold(
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_prompt_that_only_begins_and_ends_as_before_is_reused_there(
-    layout: str, made: Tiny, graphs: Graphs
+    layout: str, made: Tiny
 ) -> None:
     found = []
     for drafter in ("drafter.kind=none", "drafter.kind=eagle3"):
         book = OtherBook(made.models.target.vocab_size, "outline", ())
         sets = (*REUSED, layout, drafter)
-        run, rounds = watched(session(graphs, made, *sets, outline=outline_of(3), book=book))
+        run, rounds = watched(session(made, *sets, outline=outline_of(3), book=book))
         for request in requests_of(run):
             assert [*combined_of(request).prompt] == fold_of(request, book)
         assert rounds.blends
@@ -314,18 +310,16 @@ def held(run: EngineCore, made: Tiny, stops: tuple[int, ...]) -> None:
 
 
 @pytest.mark.parametrize(("layout", "share"), [*product(LAYOUTS, ("outline", "prompt"))])
-def test_the_answer_is_the_targets_own_under_its_mask(
-    layout: str, share: str, made: Tiny, graphs: Graphs
-) -> None:
+def test_the_answer_is_the_targets_own_under_its_mask(layout: str, share: str, made: Tiny) -> None:
     outline, book = outline_of(4, {3: (1,)}), book_of(made, share, (2,))
-    run = run_all(attending(graphs, made, layout, outline=outline, book=book, budget=22), TEXTS)
+    run = run_all(attending(made, layout, outline=outline, book=book, budget=22), TEXTS)
     held(run, made, (2,))
     assert sum(sum(combined_of(one).accepted) for one in requests_of(run)) > 0
 
 
-def test_layers_with_a_window_look_back_by_position(tiny: Make, graphs: Graphs) -> None:
+def test_layers_with_a_window_look_back_by_position(tiny: Make) -> None:
     made = tiny("mistral", context=2.0, window=30)
-    run = run_all(attending(graphs, made, outline=outline_of(4)), TEXTS)
+    run = run_all(attending(made, outline=outline_of(4)), TEXTS)
     reference, alike = Transformers(made.folder, "cpu"), []
     for branch in map(combined_of, requests_of(run)):
         ids = [*branch.before, *branch.tokens]
@@ -335,20 +329,18 @@ def test_layers_with_a_window_look_back_by_position(tiny: Make, graphs: Graphs) 
     assert all(alike[::2]) and not all(alike[1::2])
 
 
-def test_documents_of_parts_are_seen_where_they_lie(made: Tiny, graphs: Graphs) -> None:
+def test_documents_of_parts_are_seen_where_they_lie(made: Tiny) -> None:
     outline = searching(["bees rain", "rain tea", "", "tea iron"], deps=(3,))
     book = FoldBook(made.models.target.vocab_size, "outline", ())
-    run = run_all(attending(graphs, made, outline=outline, book=book), asked(1))
+    run = run_all(attending(made, outline=outline, book=book), asked(1))
     assert requests_of(run)[0].branches[0].documents
     held(run, made, ())
 
 
 @pytest.mark.parametrize("kind", ["eagle3", "dflash", "vanilla"])
-def test_in_one_sequence_nothing_moves_and_nothing_is_computed_again(
-    kind: str, made: Tiny, graphs: Graphs
-) -> None:
+def test_in_one_sequence_nothing_moves_and_nothing_is_computed_again(kind: str, made: Tiny) -> None:
     sets = settings_of(kind, 0)
-    opened = attending(graphs, made, *sets, outline=outline_of(4), models=drafting(made, kind))
+    opened = attending(made, *sets, outline=outline_of(4), models=drafting(made, kind))
     run = start(opened, TEXTS[:1])
     drive(run, until=lambda run: bool(run.steps and run.board["step"].folds))
     (request,) = requests_of(run)
@@ -373,8 +365,8 @@ def test_in_one_sequence_nothing_moves_and_nothing_is_computed_again(
     assert run.manager.kv.needed_length == 0
 
 
-def test_rows_that_saw_several_parts_are_nobodys_prompt(made: Tiny, graphs: Graphs) -> None:
-    run = run_all(attending(graphs, made, outline=outline_of(3)), ["hello"])
+def test_rows_that_saw_several_parts_are_nobodys_prompt(made: Tiny) -> None:
+    run = run_all(attending(made, outline=outline_of(3)), ["hello"])
     (request,), cache = requests_of(run), run.manager.prefixes
     owners = [b.owner for b in request.branches]
     assert [owner in cache.nodes for owner in owners] == [True, True, True, False]
@@ -383,8 +375,8 @@ def test_rows_that_saw_several_parts_are_nobodys_prompt(made: Tiny, graphs: Grap
 # -- several requests, and ends of all kinds -----------------------------------------------------
 
 
-def test_a_later_request_runs_on_while_the_first_is_combined(made: Tiny, graphs: Graphs) -> None:
-    opened = session(graphs, made, *REUSED, "layout.max_num_branches=4", outline=outline_of(3))
+def test_a_later_request_runs_on_while_the_first_is_combined(made: Tiny) -> None:
+    opened = session(made, *REUSED, "layout.max_num_branches=4", outline=outline_of(3))
     run, both = start(opened, TEXTS), 0
     while not run.finished:
         run.advance()
@@ -394,8 +386,8 @@ def test_a_later_request_runs_on_while_the_first_is_combined(made: Tiny, graphs:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_one_part_alone_is_the_answer(layout: str, made: Tiny, graphs: Graphs) -> None:
-    run = run_all(session(graphs, made, *REUSED, layout, outline=outline_of(1)), ["hello"])
+def test_one_part_alone_is_the_answer(layout: str, made: Tiny) -> None:
+    run = run_all(session(made, *REUSED, layout, outline=outline_of(1)), ["hello"])
     (request,), (answer,) = requests_of(run), run.answers
     assert len(request.branches) == 1 and answer.combined is None
     assert answer.sections[0].text in answer.text
@@ -414,14 +406,11 @@ class FoldSized(SizedBook):
 @EVERY
 @GRAPHS
 @pytest.mark.parametrize("which", [1, 2])
-def test_a_refused_part_is_left_out(
-    which: int, graph: str, layout: str, made: Tiny, graphs: Graphs
-) -> None:
-    points = tuple(Point(i, 900 if i == which else 12, None, (), f"Part {i}") for i in (1, 2, 3))
-    outline = Outline("plan", points, (), "ok")
+def test_a_refused_part_is_left_out(which: int, graph: str, layout: str, made: Tiny) -> None:
+    outline = outline_with([900 if i == which else 12 for i in (1, 2, 3)])
     book = FoldSized(made.models.target.vocab_size, "outline", ())
     sets = (*sets_of(graph, layout), "layout.kv_slots=500")
-    opened = session(graphs, made, *sets, outline=outline, book=book, graph=graph)
+    opened = session(made, *sets, outline=outline, book=book, graph=graph)
     run = run_all(opened, ["hello"])
     (request,), (answer,) = requests_of(run), run.answers
     assert request.branches[which - 1].finish is Finish.REFUSED
@@ -434,22 +423,20 @@ def test_a_refused_part_is_left_out(
     assert finish_of(answer) == "refused" and answer.text == book.decode(combined.tokens)
 
 
-def test_a_fold_longer_than_the_model_leaves_the_parts_alone(tiny: Make, graphs: Graphs) -> None:
+def test_a_fold_longer_than_the_model_leaves_the_parts_alone(tiny: Make) -> None:
     made = tiny("llama", context=2.0, max_positions=160)
-    run = run_all(session(graphs, made, *REUSED, outline=outline_of(4), budget=40), ["hello"])
+    run = run_all(session(made, *REUSED, outline=outline_of(4), budget=40), ["hello"])
     (request,) = requests_of(run)
     assert combined_of(request).finish is Finish.REFUSED
     assert combined_of(request).note.endswith("the model takes 160")
 
 
 @EVERY
-def test_in_a_narrow_pool_no_answer_waits_for_rows_of_others(
-    layout: str, made: Tiny, graphs: Graphs
-) -> None:
+def test_in_a_narrow_pool_no_answer_waits_for_rows_of_others(layout: str, made: Tiny) -> None:
     sets = (layout, "layout.max_num_branches=4", "skeleton.max_branches=4")
-    wide = run_all(attending(graphs, made, *sets, outline=outline_of(4)), TEXTS)
+    wide = run_all(attending(made, *sets, outline=outline_of(4)), TEXTS)
     narrow = (*sets, "layout.kv_slots=330")
-    run = run_all(attending(graphs, made, *narrow, outline=outline_of(4)), TEXTS)
+    run = run_all(attending(made, *narrow, outline=outline_of(4)), TEXTS)
     assert tokens_of(run) == tokens_of(wide)
     assert not uncombined(run.answers)
 
@@ -458,10 +445,10 @@ def test_in_a_narrow_pool_no_answer_waits_for_rows_of_others(
 @EVERY
 @pytest.mark.parametrize("at", ["parts", "waits", "runs"])
 def test_a_cancelled_request_leaves_its_parts_and_no_row(
-    at: str, layout: str, graph: str, made: Tiny, graphs: Graphs
+    at: str, layout: str, graph: str, made: Tiny
 ) -> None:
     sets = sets_of(graph, layout)
-    opened = session(graphs, made, *sets, outline=outline_of(3), budget=20, graph=graph)
+    opened = session(made, *sets, outline=outline_of(3), budget=20, graph=graph)
     others = tokens_of(run_all(opened, TEXTS))
     run = start(opened, TEXTS)
     first = run.requests[0]
@@ -487,13 +474,13 @@ def test_a_cancelled_request_leaves_its_parts_and_no_row(
 @EVERY
 @pytest.mark.parametrize("nodes", [0, 6])
 def test_what_just_fits_is_combined_and_with_one_slot_less_the_parts_stand_alone(
-    nodes: int, layout: str, graph: str, made: Tiny, graphs: Graphs
+    nodes: int, layout: str, graph: str, made: Tiny
 ) -> None:
     folds, budget = graph == BLEND, 60 if graph == BLEND else 20
     drafter = ("drafter.kind=eagle3", *FIXED) if nodes else ("drafter.kind=none",)
     # As many branches side by side as take less room than the combined answer.
     sets = (*sets_of(graph, layout), *drafter, "layout.max_num_branches=1")
-    opened = partial(session, graphs, made, outline=outline_of(4), budget=budget, graph=graph)
+    opened = partial(session, made, outline=outline_of(4), budget=budget, graph=graph)
     wide = run_all(opened(*sets), ["hello"])
     (request,) = wide.requests
     parts = 0 if folds else sum(branch.num_tokens for branch in request.parts)
@@ -516,11 +503,11 @@ def test_what_just_fits_is_combined_and_with_one_slot_less_the_parts_stand_alone
 # -- what is told -------------------------------------------------------------------------------
 
 
-def test_the_answer_is_the_combined_text_and_the_parts_stay(made: Tiny, graphs: Graphs) -> None:
+def test_the_answer_is_the_combined_text_and_the_parts_stay(made: Tiny) -> None:
     book = book_of(made)
     found = []
     for layout in LAYOUTS:
-        opened = session(graphs, made, *REUSED, layout, outline=outline_of(3), book=book)
+        opened = session(made, *REUSED, layout, outline=outline_of(3), book=book)
         run = run_all(opened, TEXTS)
         answers = answers_of(requests_of(run), book)
         assert answers == run.answers, "the last ones that the state made"
@@ -538,9 +525,9 @@ def test_the_answer_is_the_combined_text_and_the_parts_stay(made: Tiny, graphs: 
     assert found[0] == found[1]
 
 
-def test_before_anything_is_folded_no_forward_is_told(made: Tiny, graphs: Graphs) -> None:
+def test_before_anything_is_folded_no_forward_is_told(made: Tiny) -> None:
     sink = Rounds()
-    opened = session(graphs, made, *REUSED, outline=outline_of(3))
+    opened = session(made, *REUSED, outline=outline_of(3))
     sink.run = start(opened, ["hello"], sink)
     drive(sink.run)
     assert sink.run.state == "done" and sink.found[-1].rows == 0

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from helpers import support
+from helpers.support import FIXED, Tiny
 
 from specsot.engine.run.core import EngineCore
 from specsot.ops.attention.backends import AttentionPlan
@@ -19,20 +20,17 @@ DRAFTED = ("bim_eagle", "batching_eagle")
     ("family", "share"), support.taking_turns(("llama", "qwen2", "qwen3"), ("outline", "prompt"))
 )
 def test_a_branch_drafts_as_well_as_one_sequence_with_the_same_ids(
-    family: str, share: str, most: int, graph: str, tiny: support.Make, graphs: support.Graphs
+    family: str, share: str, most: int, graph: str, tiny: support.Make
 ) -> None:
     """The fork leaves the drafter nothing to guess, and neither does a late start: prefix rows are
     shared, and each branch owns the row that pairs the last shared feature with its first token."""
     made = tiny(family)
     book = made.book(share, stop_ids=())
-    outline, sets = (
-        support.outline_of(4, {3: (1,)}),
-        (*support.FIXED, f"layout.max_num_branches={most}"),
-    )
-    full = graphs.session(graph, made.models, book, outline=outline, budget=24, sets=sets)
+    outline, sets = (support.outline_of(4, {3: (1,)}), (*FIXED, f"layout.max_num_branches={most}"))
+    full = support.graphs.session(graph, made.models, book, outline=outline, budget=24, sets=sets)
     request = support.requests_of(support.run_all(full, ["hello"]))[0]
     alone = support.FixedBook({b.name: ids for b, ids in support.contexts(request, book, False)})
-    plain = graphs.session("eagle", made.models, alone, budget=24, sets=support.FIXED)
+    plain = support.graphs.session("eagle", made.models, alone, budget=24, sets=FIXED)
     for branch in request.branches:
         twin = support.requests_of(support.run_all(plain, [branch.name]))[0].branches[0]
         assert branch.tokens == twin.tokens
@@ -42,15 +40,13 @@ def test_a_branch_drafts_as_well_as_one_sequence_with_the_same_ids(
 
 @pytest.mark.parametrize("graph", DRAFTED)
 @pytest.mark.parametrize("share", ["outline", "prompt"])
-def test_the_drafters_rows_are_those_of_one_sequence(
-    share: str, graph: str, tiny: support.Make, graphs: support.Graphs
-) -> None:
-    made, compared = tiny("llama"), 0
+def test_the_drafters_rows_are_those_of_one_sequence(share: str, graph: str, made: Tiny) -> None:
+    compared = 0
     book = support.PlanBook(130, share, ())
     book.text = "PLAN\n1|50|-|-|One\n2|50|-|1|Two\n3|50|-|-|Three\nEND"
     for budget in (16, 17, 18):
         sets = (f"skeleton.max_tokens={budget}", "layout.max_num_branches=2")
-        session = graphs.session(graph, made.models, book, sets=sets)
+        session = support.graphs.session(graph, made.models, book, sets=sets)
         run = support.start(session, ["hello", "again"])
         while not run.finished:
             support.drive(run, until=lambda run: run.state == "expand_root")

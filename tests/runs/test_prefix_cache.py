@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import pytest
 from helpers import support
+from helpers.support import FixedBook, graphs
 
 from specsot.engine.prepare.inputs import Prompt
 from specsot.engine.run.core import EngineCore
@@ -45,13 +46,10 @@ def reused(run: EngineCore) -> int:
     ],
 )
 def test_eight_equal_prompts_that_arrive_together_are_prefilled_once(
-    graph: str, sets: tuple[str, ...], tiny: support.Make, graphs: support.Graphs
+    graph: str, sets: tuple[str, ...], made: support.Tiny
 ) -> None:
-    made = tiny("llama")
     text = support.TokenBook(130, "outline", ()).ids("long", 489, 489)
-    session = graphs.session(
-        graph, made.models, support.FixedBook({"q": text}), budget=6, sets=sets
-    )
+    session = graphs.session(graph, made.models, FixedBook({"q": text}), budget=6, sets=sets)
     run = support.run_all(session, ["q"] * 8)
     computed = [len(one.branches[0].prompt) for one in support.requests_of(run)]
     assert computed[0] == 489 and max(computed[1:]) <= 2, "one prefill, and a row or two"
@@ -67,11 +65,10 @@ def test_eight_equal_prompts_that_arrive_together_are_prefilled_once(
 @pytest.mark.parametrize("layout", ["bim", "batching", "paged"])
 @pytest.mark.parametrize("graph", ["autoregressive", "eagle"])
 def test_the_next_turn_of_a_chat_prefills_only_what_is_new(
-    graph: str, layout: str, tiny: support.Make, graphs: support.Graphs
+    graph: str, layout: str, made: support.Tiny
 ) -> None:
-    made = tiny("llama")
     first = support.TokenBook(130, "outline", ()).ids("turn", 80, 80)
-    book = support.FixedBook({"first": first})
+    book = FixedBook({"first": first})
     sets = (f"layout.kind={layout}",)
     session = graphs.session(graph, made.models, book, budget=12, sets=sets)
     run = support.start(session, ["first"])
@@ -90,12 +87,9 @@ def test_the_next_turn_of_a_chat_prefills_only_what_is_new(
 
 
 @pytest.mark.parametrize("layout", ["bim", "batching", "paged"])
-def test_a_prompt_whose_answer_is_one_token_is_cached(
-    layout: str, tiny: support.Make, graphs: support.Graphs
-) -> None:
+def test_a_prompt_whose_answer_is_one_token_is_cached(layout: str, made: support.Tiny) -> None:
     """No drafter reads such a prompt, so its rows are in the target's pool alone."""
-    made = tiny("llama")
-    book = support.FixedBook({"q": support.TokenBook(130, "outline", ()).ids("turn", 80, 80)})
+    book = FixedBook({"q": support.TokenBook(130, "outline", ()).ids("turn", 80, 80)})
     sets = (f"layout.kind={layout}", "layout.max_num_branches=1")
     session = graphs.session("eagle", made.models, book, sets=sets)
     budgets = (1, 1, 9, 9, 1, 2)
@@ -108,10 +102,8 @@ def test_a_prompt_whose_answer_is_one_token_is_cached(
     assert reused(support.drive(together)) == 3 * 79
 
 
-def test_a_full_pool_evicts_what_was_not_used_for_longest(
-    tiny: support.Make, graphs: support.Graphs
-) -> None:
-    made, book = tiny("llama"), StemBook(130, "outline", ())
+def test_a_full_pool_evicts_what_was_not_used_for_longest(made: support.Tiny) -> None:
+    book = StemBook(130, "outline", ())
     questions = [f"{stem}/{own}" for stem in "abcdef" for own in (1, 2)]
     sets = ("layout.kv_slots=260", "layout.max_num_branches=2")
     session = graphs.session("bim_eagle", made.models, book, budget=8, sets=sets)
@@ -122,17 +114,14 @@ def test_a_full_pool_evicts_what_was_not_used_for_longest(
     assert all(branch.tokens for branch in support.branches_of(run)), "nobody was refused"
 
 
-def test_blended_rows_and_beams_are_not_kept(tiny: support.Make, graphs: support.Graphs) -> None:
-    made = tiny("llama")
+def test_blended_rows_and_beams_are_not_kept(made: support.Tiny) -> None:
     session = graphs.session("beam", made.models, support.TokenBook(130, "outline", ()))
     assert support.start(session, ["q"]).manager.prefixes is None
 
 
 @pytest.mark.parametrize("together", [True, False])
 @pytest.mark.parametrize("kind", ["none", "eagle3"])
-def test_other_salts_share_nothing(
-    kind: str, together: bool, tiny: support.Make, graphs: support.Graphs
-) -> None:
+def test_other_salts_share_nothing(kind: str, together: bool, tiny: support.Make) -> None:
     made = tiny("llama", context=2.0)
     book = StemBook(made.models.target.vocab_size, "outline", (2,))
     graph = "autoregressive" if kind == "none" else "eagle"

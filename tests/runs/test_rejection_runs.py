@@ -7,9 +7,8 @@ from collections import Counter
 
 import pytest
 import torch
-from helpers.axes import Make
 from helpers.drafters import drafting
-from helpers.support import FixedBook, Graphs, Tiny, branches_of, drive, start
+from helpers.support import FixedBook, Make, Tiny, branches_of, drive, graphs, start
 
 from specsot.engine.certify.texts import ALPHA, chi_square, p_value
 from specsot.engine.prepare.inputs import Prompt
@@ -71,7 +70,7 @@ def _next(made: Tiny, ids: list[int]) -> list[tuple[int, float]]:
     return list(zip(top.indices.tolist(), chances, strict=True))
 
 
-def answers(made: Tiny, graphs: Graphs, case: str, *sets: str) -> Counter[tuple[int, ...]]:
+def answers(made: Tiny, case: str, *sets: str) -> Counter[tuple[int, ...]]:
     kind, rule, own = CASES[case]
     session = graphs.session(
         "autoregressive",
@@ -107,20 +106,18 @@ def fit(found: Counter[tuple[int, ...]], wanted: dict[tuple[int, ...], float]) -
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_the_law_of_the_answers_is_the_targets(case: str, made: Tiny, graphs: Graphs) -> None:
-    assert fit(answers(made, graphs, case), law(made)) >= ALPHA
+def test_the_law_of_the_answers_is_the_targets(case: str, made: Tiny) -> None:
+    assert fit(answers(made, case), law(made)) >= ALPHA
 
 
-def test_the_unadjusted_token_is_seen(made: Tiny, graphs: Graphs) -> None:
-    found = answers(made, graphs, "vanilla-chain", "sampling.skip_sample_adjustment=true")
+def test_the_unadjusted_token_is_seen(made: Tiny) -> None:
+    found = answers(made, "vanilla-chain", "sampling.skip_sample_adjustment=true")
     assert fit(found, law(made)) < ALPHA
 
 
-def test_one_coin_for_all_siblings_is_seen(
-    made: Tiny, graphs: Graphs, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_coin_for_all_siblings_is_seen(made: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(accept_rejection, "sibling_ranks", torch.zeros_like)
-    assert fit(answers(made, graphs, "eagle3-tree"), law(made)) < ALPHA
+    assert fit(answers(made, "eagle3-tree"), law(made)) < ALPHA
 
 
 def test_the_reference_is_a_law(made: Tiny) -> None:

@@ -10,21 +10,9 @@ from typing import Any
 
 import pytest
 import torch
+from helpers import support
 from helpers.drafters import CHOOSING, drafting
-from helpers.support import (
-    FixedBook,
-    Graphs,
-    Make,
-    SizedBook,
-    Tiny,
-    branches_of,
-    drive,
-    outline_of,
-    requests_of,
-    run_all,
-    start,
-    tokens_of,
-)
+from helpers.support import Tiny
 
 from specsot.engine.models import Models
 from specsot.engine.prepare.inputs import Prompt
@@ -42,7 +30,6 @@ from specsot.states.phases import continuous_decode, verify
 from specsot.states.phases.grow_tree import force
 from specsot.states.request import Finish
 from specsot.states.round import RoundSummary
-from specsot.states.text.outline import Outline, Point
 from specsot.states.yaml.source import GraphError
 
 LAYOUTS = ("bim", "batching", "paged")
@@ -66,22 +53,20 @@ BOUNDS = {
         "rows_per_round=9",
     ),
 }
-LONG = SizedBook(130, "outline", ())
-PARTS = Outline("plan", tuple(Point(i, 90, None, (), f"Part {i}") for i in (1, 2, 3)), (), "ok")
+LONG = support.SizedBook(130, "outline", ())
+PARTS = support.outline_with([90] * 3)
 FULL_ROUNDS = tuple(kind for kind in BOUNDS if "ngram" not in kind)  # always enough candidates
 
 
-def session_of(
-    kind: str, layout: str, made: Tiny, graphs: Graphs, book: Any = None, **more: Any
-) -> Session:
+def session_of(kind: str, layout: str, made: Tiny, book: Any = None, **more: Any) -> Session:
     name = kind.partition(",")[0]
     own = [f"drafter.{one}" for one in BOUNDS[kind]]
     own += [f"layout.kind={layout}", "layout.max_num_branches=3"]
-    return graphs.session(
+    return support.graphs.session(
         "bim_plain",
         drafting(made, name),
         book or made.book(stop_ids=()),
-        outline=more.pop("outline", outline_of(5)),
+        outline=more.pop("outline", support.outline_of(5)),
         budget=more.pop("budget", 25),
         sets=(f"drafter.kind={name}", *own, *more.pop("sets", ())),
     )
@@ -138,11 +123,11 @@ def rounds(monkeypatch: pytest.MonkeyPatch) -> list[Round]:
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("kind", BOUNDS)
 def test_a_round_has_as_many_nodes_as_it_may_and_no_row_more(
-    kind: str, layout: str, tiny: Make, graphs: Graphs, rounds: list[Round]
+    kind: str, layout: str, tiny: support.Make, rounds: list[Round]
 ) -> None:
     most = bound_of(kind)
     questions = ["hello", Prompt("1", "a second question", max_new_tokens=7)]
-    run_all(session_of(kind, layout, tiny("qwen3"), graphs), questions, check=False)
+    support.run_all(session_of(kind, layout, tiny("qwen3")), questions, check=False)
     assert {len(one.counts) for one in rounds} >= {2, 3}
     for one in rounds:
         trees, nodes = one.before.tokens_SN.shape
@@ -163,9 +148,9 @@ def test_a_round_has_as_many_nodes_as_it_may_and_no_row_more(
 
 @pytest.mark.parametrize("kind", ["eagle3", "dflash, ddtree"])
 def test_the_best_nodes_are_kept_whosever_they_are(
-    kind: str, tiny: Make, graphs: Graphs, rounds: list[Round]
+    kind: str, made: Tiny, rounds: list[Round]
 ) -> None:
-    run_all(session_of(kind, "bim", tiny("llama"), graphs), ["hello"], check=False)
+    support.run_all(session_of(kind, "bim", made), ["hello"], check=False)
     for one in rounds:
         kept = sorted(one.after.scores_SN[one.after.valid_SN].tolist(), reverse=True)
         every = sorted(one.before.scores_SN.flatten().tolist(), reverse=True)
@@ -191,9 +176,9 @@ def test_tokens_that_a_grammar_forces_come_first() -> None:
     ("layout", "kind"), [("bim", "eagle3"), ("batching", "eagle3"), ("bim", "ngram, nasd")]
 )
 def test_rows_that_stand_for_nothing_are_counted(
-    layout: str, kind: str, tiny: Make, graphs: Graphs, rounds: list[Round]
+    layout: str, kind: str, made: Tiny, rounds: list[Round]
 ) -> None:
-    _, summaries, found = rounds_of(session_of(kind, layout, tiny("llama"), graphs))
+    _, summaries, found = rounds_of(session_of(kind, layout, made))
     of_trees = [one for _, one in summaries if one.trees]
     assert len(of_trees) == len(rounds)
     for one, seen in zip(of_trees, rounds, strict=True):
@@ -205,40 +190,36 @@ def test_rows_that_stand_for_nothing_are_counted(
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_a_pool_that_is_exactly_full_runs_all_branches_at_once(
-    layout: str, tiny: Make, graphs: Graphs
-) -> None:
-    one = partial(session_of, "eagle3", layout, tiny("llama"), graphs, LONG, outline=PARTS)
-    free = run_all(one(), ["hello"], check=False)
-    (request,) = requests_of(free)
+def test_a_pool_that_is_exactly_full_runs_all_branches_at_once(layout: str, made: Tiny) -> None:
+    one = partial(session_of, "eagle3", layout, made, LONG, outline=PARTS)
+    free = support.run_all(one(), ["hello"], check=False)
+    (request,) = support.requests_of(free)
     own = [len(branch.prompt) + branch.budget for branch in request.branches]
     rows = max(own) + 1 if layout == "batching" else sum(own) + 3
     nodes = 36 if layout == "paged" else 12  # there each tree has room for all of them
     needed = request.prefix_length + rows + nodes
     assert needed > request_slots(request) + nodes + 1, "the request was meant to open"
     for less in (0, 1):
-        run, most = start(one(sets=[f"layout.kv_slots={needed - less}"]), ["hello"]), 0
+        run, most = support.start(one(sets=[f"layout.kv_slots={needed - less}"]), ["hello"]), 0
         while not run.finished:
             run.advance()
             most = max(most, len(run.branches))
         if less and layout == "batching":  # nor would it fit alone
-            assert {branch.finish for branch in branches_of(run)} == {Finish.REFUSED}
+            assert {branch.finish for branch in support.branches_of(run)} == {Finish.REFUSED}
         else:
-            assert tokens_of(run) == tokens_of(free)
+            assert support.tokens_of(run) == support.tokens_of(free)
             assert most == 3 - less
 
 
 POLICIES = ("fixed", "egag", *PLUGGED_IN, "cost")
 
 
-def choosing_session_of(
-    graphs: Graphs, made: Tiny, kind: str, *sets: str, parts: int = 4
-) -> Session:
-    return graphs.session(
+def choosing_session_of(made: Tiny, kind: str, *sets: str, parts: int = 4) -> Session:
+    return support.graphs.session(
         "bim_plain",
         drafting(made, kind),
         made.book(stop_ids=()),
-        outline=outline_of(parts),
+        outline=support.outline_of(parts),
         budget=14,
         sets=(f"drafter.kind={kind}", *sets),
     )
@@ -248,7 +229,7 @@ def rounds_of(
     session: Session,
 ) -> tuple[EngineCore, list[tuple[Any, RoundSummary]], dict[str, Any]]:
     recorder = Recorder(str, None)
-    run = start(session, ["hello", "a second question"])
+    run = support.start(session, ["hello", "a second question"])
     run.sink, found = recorder, list[tuple[Any, RoundSummary]]()
     recorder.attach(run)
 
@@ -260,17 +241,17 @@ def rounds_of(
 
     batches: list[Any] = []
     recorder.listeners.append(look)
-    drive(run)
+    support.drive(run)
     return run, found, figures(recorder.meter, run.board)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("policy", POLICIES)
-def test_only_drafts_have_rows(policy: str, layout: str, tiny: Make, graphs: Graphs) -> None:
+def test_only_drafts_have_rows(policy: str, layout: str, made: Tiny) -> None:
     costs = CHOOSING["vanilla"][-1:] if policy == "cost" else ()
     sets = (f"drafter.gamma_policy={policy}", "drafter.gamma_max=5", f"layout.kind={layout}")
     kind = "adaptive" if policy in PLUGGED_IN else "vanilla"
-    _, rounds, found = rounds_of(choosing_session_of(graphs, tiny("llama"), kind, *sets, *costs))
+    _, rounds, found = rounds_of(choosing_session_of(made, kind, *sets, *costs))
     lengths, forwards, rested = [], 0, 0
     for batch, summary in rounds:
         drafts = [sum(token >= 0 for token in tree.tokens) - 1 for tree in summary.trees]
@@ -294,11 +275,9 @@ def test_only_drafts_have_rows(policy: str, layout: str, tiny: Make, graphs: Gra
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("kind", CHOOSING)
-def test_what_is_chosen_is_what_is_drafted(
-    kind: str, layout: str, tiny: Make, graphs: Graphs
-) -> None:
+def test_what_is_chosen_is_what_is_drafted(kind: str, layout: str, made: Tiny) -> None:
     sets = (*CHOOSING[kind], f"layout.kind={layout}")
-    _, rounds, found = rounds_of(choosing_session_of(graphs, tiny("llama"), kind, *sets))
+    _, rounds, found = rounds_of(choosing_session_of(made, kind, *sets))
     sizes = {}
     for _, one in rounds:
         if not one.trees:
@@ -312,12 +291,12 @@ def test_what_is_chosen_is_what_is_drafted(
     assert len(sizes) > 1
 
 
-def test_a_slow_target_is_offered_more(tiny: Make, graphs: Graphs) -> None:
-    made, drafted = tiny("llama"), []
+def test_a_slow_target_is_offered_more(made: Tiny) -> None:
+    drafted = []
     for target in ("{1: 100.0, 64: 101.0}", "{1: 1.0, 64: 60.0}"):
         costs = f"drafter.costs={{target: {target}, drafter: {{1: 0.1}}}}"
         sets = ("drafter.num_draft_tokens=auto", "drafter.draft_depth=4", "drafter.top_k=3", costs)
-        _, rounds, _ = rounds_of(choosing_session_of(graphs, made, "eagle3", *sets))
+        _, rounds, _ = rounds_of(choosing_session_of(made, "eagle3", *sets))
         drafted.append(sum(one.drafted for _, one in rounds) / len(rounds))
     assert drafted[0] > 2 * drafted[1]
 
@@ -325,11 +304,11 @@ def test_a_slow_target_is_offered_more(tiny: Make, graphs: Graphs) -> None:
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("kind", ("eagle3", "dflash", "vanilla"))
 def test_a_drafter_that_costs_more_than_it_saves_is_left_alone_but_for_a_look(
-    kind: str, layout: str, tiny: Make, graphs: Graphs
+    kind: str, layout: str, made: Tiny
 ) -> None:
     dear = "drafter.costs={target: {1: 1.0}, drafter: {1: 90.0}}"
     sets = (*CHOOSING[kind][:-1], dear, f"layout.kind={layout}")
-    _, rounds, _ = rounds_of(choosing_session_of(graphs, tiny("llama"), kind, *sets))
+    _, rounds, _ = rounds_of(choosing_session_of(made, kind, *sets))
     sizes = [one.choices[0].size for _, one in rounds if one.trees]
     drafted = [one.drafted for _, one in rounds if one.trees]
     assert sizes[0] and [size > 0 for size in sizes] == [count > 0 for count in drafted]
@@ -337,8 +316,8 @@ def test_a_drafter_that_costs_more_than_it_saves_is_left_alone_but_for_a_look(
 
 
 @pytest.mark.parametrize("kind", CHOOSING)
-def test_costs_that_are_not_given_are_measured(kind: str, tiny: Make, graphs: Graphs) -> None:
-    session = choosing_session_of(graphs, tiny("llama"), kind, *CHOOSING[kind][:-1])
+def test_costs_that_are_not_given_are_measured(kind: str, made: Tiny) -> None:
+    session = choosing_session_of(made, kind, *CHOOSING[kind][:-1])
     rounds_of(session)
     (costs, _) = session.costs
     assert costs is not None and len(costs.target.rows) >= 2 and min(costs.target.ms) > 0
@@ -346,31 +325,28 @@ def test_costs_that_are_not_given_are_measured(kind: str, tiny: Make, graphs: Gr
     assert session.costs[0] is costs, "once for all runs of a session"
 
 
-def test_what_a_clock_decides_is_not_drawn(tiny: Make, graphs: Graphs) -> None:
-    made = tiny("llama")
+def test_what_a_clock_decides_is_not_drawn(made: Tiny) -> None:
     drawn = ("sampling.temperature=0.8", "sampling.accept=rejection", "drafter.draws=sampled")
     with pytest.raises(GraphError, match="so that runs can be repeated"):
-        choosing_session_of(graphs, made, "vanilla", *drawn, "drafter.gamma_policy=cost")
-    choosing_session_of(graphs, made, "vanilla", *drawn, *CHOOSING["vanilla"])
+        choosing_session_of(made, "vanilla", *drawn, "drafter.gamma_policy=cost")
+    choosing_session_of(made, "vanilla", *drawn, *CHOOSING["vanilla"])
 
 
-def test_trees_that_are_chosen_are_not_shared_out_as_well(tiny: Make, graphs: Graphs) -> None:
+def test_trees_that_are_chosen_are_not_shared_out_as_well(made: Tiny) -> None:
     with pytest.raises(GraphError, match="both set the size of trees"):
-        choosing_session_of(
-            graphs, tiny("llama"), "ngram", *CHOOSING["ngram"], "drafter.rows_per_round=4"
-        )
+        choosing_session_of(made, "ngram", *CHOOSING["ngram"], "drafter.rows_per_round=4")
 
 
 ROOM, NEW = 64, 4
 
 
-def forwards(layout: str, lengths: list[int], models: Models, graphs: Graphs) -> list[Any]:
+def forwards(layout: str, lengths: list[int], models: Models) -> list[Any]:
     """For each forward of requests of these lengths: its rows, and keys and masks by group."""
     capacity = ROOM * (len(lengths) if layout == "bim" else 1)
     sets = (f"layout.kind={layout}", f"layout.max_num_branches={len(lengths)}")
     sets = (*sets, f"layout.kv_slots={capacity}", "scheduler.prefix_cache=false")
-    book = FixedBook({str(n): range(3, 3 + length) for n, length in enumerate(lengths)})
-    session = graphs.session("autoregressive", models, book, budget=NEW, sets=sets)
+    book = support.FixedBook({str(n): range(3, 3 + length) for n, length in enumerate(lengths)})
+    session = support.graphs.session("autoregressive", models, book, budget=NEW, sets=sets)
     seen = []
 
     def sink(event: object) -> None:
@@ -379,8 +355,8 @@ def forwards(layout: str, lengths: list[int], models: Models, graphs: Graphs) ->
             rows = run.board["batch"].rows.tokens_BQ.numel()
             seen.append((rows, [(group.keys, tuple(group.mask_GqK.shape)) for group in groups]))
 
-    run = start(session, [*book.prompts], sink)
-    drive(run, check=False)
+    run = support.start(session, [*book.prompts], sink)
+    support.drive(run, check=False)
     return seen
 
 
@@ -389,22 +365,20 @@ def entries(groups: list[Any]) -> int:
 
 
 @pytest.mark.parametrize("count", [1, 2, 8])
-def test_requests_of_one_length_are_the_same_forwards(
-    count: int, small: Models, graphs: Graphs
-) -> None:
+def test_requests_of_one_length_are_the_same_forwards(count: int, small: Models) -> None:
     lengths = [20] * count
-    bim = forwards("bim", lengths, small, graphs)
-    assert bim == forwards("batching", lengths, small, graphs)
+    bim = forwards("bim", lengths, small)
+    assert bim == forwards("batching", lengths, small)
     assert [entries(groups) for _, groups in bim] == [
         count * 20 * 20,
         *(count * (20 + new) for new in range(1, NEW)),
     ], "every request costs its own context"
 
 
-def test_requests_of_several_lengths_are_less(small: Models, graphs: Graphs) -> None:
+def test_requests_of_several_lengths_are_less(small: Models) -> None:
     lengths = [3, 40, 11, 5]
-    bim = forwards("bim", lengths, small, graphs)
-    batching = forwards("batching", lengths, small, graphs)
+    bim = forwards("bim", lengths, small)
+    batching = forwards("batching", lengths, small)
     assert [rows for rows, _ in bim] == [sum(lengths), *[4] * (NEW - 1)]
     assert [rows for rows, _ in batching] == [4 * max(lengths), *[4] * (NEW - 1)]
     for (_, ours), (_, theirs) in zip(bim, batching, strict=True):

@@ -5,22 +5,10 @@ from typing import Any
 
 import pytest
 import torch
+from helpers import support
 from helpers.axes import REJECTING, Case, play, session_of, target_of, tokens_by_branch
 from helpers.drafters import SETTINGS, drafting
-from helpers.support import (
-    FixedBook,
-    Graphs,
-    Make,
-    Tiny,
-    accepted_of,
-    check_rows,
-    drive,
-    outline_of,
-    requests_of,
-    run_all,
-    start,
-    tokens_of,
-)
+from helpers.support import Tiny, graphs, outline_of
 from helpers.toy_graph import told
 
 from specsot.engine.prepare.files import open_graph
@@ -30,7 +18,7 @@ from specsot.states.request import Stage
 from specsot.states.yaml.source import GraphError
 
 
-def test_another_seed_is_another_text(tiny: Make, graphs: Graphs) -> None:
+def test_another_seed_is_another_text(tiny: support.Make) -> None:
     made = tiny("llama")
     session = graphs.session(
         "bim_plain",
@@ -40,7 +28,8 @@ def test_another_seed_is_another_text(tiny: Make, graphs: Graphs) -> None:
         sets=["sampling.temperature=1"],
     )
     found = [
-        tokens_of(run_all(session, [Prompt("a", "hello", seed=seed)])) for seed in (1, 2, 1, 3)
+        support.tokens_of(support.run_all(session, [Prompt("a", "hello", seed=seed)]))
+        for seed in (1, 2, 1, 3)
     ]
     assert found[0] == found[2]
     assert found[0] != found[1] != found[3]
@@ -50,7 +39,7 @@ def test_another_seed_is_another_text(tiny: Make, graphs: Graphs) -> None:
 
 @pytest.mark.parametrize("kind", ["dflash", "vanilla"])
 def test_drafting_with_the_targets_coins_helps_where_no_token_is_likely(
-    kind: str, tiny: Make, graphs: Graphs
+    kind: str, tiny: support.Make
 ) -> None:
     made = tiny("llama")
     found = []
@@ -63,16 +52,14 @@ def test_drafting_with_the_targets_coins_helps_where_no_token_is_likely(
             budget=30,
             sets=[f"drafter.kind={kind}", f"drafter.draws={draws}", "sampling.temperature=1.0"],
         )
-        run = run_all(session, ["hello"])
-        found.append((tokens_of(run), sum(sum(b) for b in accepted_of(run)["0"])))
+        run = support.run_all(session, ["hello"])
+        found.append((support.tokens_of(run), sum(sum(b) for b in support.accepted_of(run)["0"])))
     assert found[0][0] == found[1][0], "what is drafted changes no token"
     assert found[1][1] > found[0][1]
 
 
 @pytest.mark.parametrize("drafter", REJECTING, ids=str)
-def test_rejection_at_temperature_0_is_greedy(
-    drafter: tuple[str, int], tiny: Make, graphs: Graphs
-) -> None:
+def test_rejection_at_temperature_0_is_greedy(drafter: tuple[str, int], tiny: support.Make) -> None:
     made, (rule, draws) = tiny("llama"), REJECTING[drafter]
 
     def answer(kind: str, *sets: str) -> dict[str, list[list[int]]]:
@@ -80,7 +67,7 @@ def test_rejection_at_temperature_0_is_greedy(
         outline, book = outline_of(3), made.book(stop_ids=())
         sets = (f"drafter.kind={kind}", *sets)
         session = graphs.session("bim_plain", models, book, outline=outline, budget=20, sets=sets)
-        return tokens_of(run_all(session, ["hello"]))
+        return support.tokens_of(support.run_all(session, ["hello"]))
 
     rejecting = ["sampling.accept=rejection", f"sampling.rule={rule}"]
     rejecting += [f"drafter.draws={draws}"] if draws else []
@@ -109,7 +96,7 @@ def test_rejection_at_temperature_0_is_greedy(
     ],
 )
 def test_wrong_settings_are_said_before_anything_runs(
-    sets: list[str], message: str, tiny: Make, graphs: Graphs
+    sets: list[str], message: str, tiny: support.Make
 ) -> None:
     made = tiny("llama")
     own = ["drafter.kind=eagle3", *(f"sampling.{one}" for one in sets)]
@@ -117,7 +104,7 @@ def test_wrong_settings_are_said_before_anything_runs(
         graphs.session("bim_plain", made.models, made.book(), outline=outline_of(1), sets=own)
 
 
-def test_ids_that_the_model_does_not_have_are_refused(tiny: Make, graphs: Graphs) -> None:
+def test_ids_that_the_model_does_not_have_are_refused(tiny: support.Make) -> None:
     made = tiny("llama")
     size = made.models.target.vocab_size
     with pytest.raises(GraphError, match=f"no token {size}: the model has {size} of them"):
@@ -130,11 +117,11 @@ def test_ids_that_the_model_does_not_have_are_refused(tiny: Make, graphs: Graphs
         )
 
 
-def test_noise_is_the_same_in_float32_but_for_ties(tiny: Make, graphs: Graphs) -> None:
+def test_noise_is_the_same_in_float32_but_for_ties(tiny: support.Make) -> None:
     found = []
     for dtype in ("float32", "float64"):
         case = Case(drafter=("eagle3", 0), temperature=1.0, dtype=dtype, budget=30)
-        run, _ = play(session_of(case, target_of(case, tiny), graphs), case)
+        run, _ = play(session_of(case, target_of(case, tiny)), case)
         found.append(tokens_by_branch(run))
     one, two = found
     same = sum(a == b for key in one for a, b in zip(one[key], two[key], strict=True))
@@ -148,20 +135,18 @@ PROMPTS = {"long": [3 + n % 11 for n in range(90)], "one": [7], "two": [9, 8]}
 
 
 @pytest.fixture
-def made(tiny: Make) -> Tiny:
+def made(tiny: support.Make) -> Tiny:
     return tiny("llama", context=2.0)
 
 
-def session_of_samples(
-    graphs: Graphs, made: Tiny, *sets: str, kind: str = "none", budget: int = 12
-) -> Session:
+def session_of_samples(made: Tiny, *sets: str, kind: str = "none", budget: int = 12) -> Session:
     models = made.models if kind == "none" else drafting(made, kind)
-    book, sets = FixedBook(PROMPTS), (*DRAWN, f"drafter.kind={kind}", *sets)
+    book, sets = support.FixedBook(PROMPTS), (*DRAWN, f"drafter.kind={kind}", *sets)
     return graphs.session("autoregressive", models, book, budget=budget, sets=sets)
 
 
-def test_the_prompt_is_computed_once_and_its_rows_are_held_once(made: Tiny, graphs: Graphs) -> None:
-    run = start(session_of_samples(graphs, made), ["long"])
+def test_the_prompt_is_computed_once_and_its_rows_are_held_once(made: Tiny) -> None:
+    run = support.start(session_of_samples(made), ["long"])
     kv, computed = run.manager.kv, []
     append = kv.append_
 
@@ -170,27 +155,27 @@ def test_the_prompt_is_computed_once_and_its_rows_are_held_once(made: Tiny, grap
         return append(owner, *more)
 
     kv.append_ = counting
-    drive(run, until=lambda run: len(run.branches) == 4)
-    check_rows(run)
-    (request,) = requests_of(run)
+    support.drive(run, until=lambda run: len(run.branches) == 4)
+    support.check_rows(run)
+    (request,) = support.requests_of(run)
     rows = sum(b.length - b.start for b in request.branches)
     assert kv.current_length == len(PROMPTS["long"]) - 1 + rows
     # one forward read the prompt; one went on with the first sample, and began the other three
     assert computed == [len(PROMPTS["long"]), 1 + 3]
     assert not sum(kv.ledger.moves.values())
-    drive(run)
+    support.drive(run)
     assert all(branch.stage is Stage.DONE for branch in request.branches)
 
 
-def test_in_rows_of_their_own_the_prompt_is_copied(made: Tiny, graphs: Graphs) -> None:
-    run = run_all(session_of_samples(graphs, made, LAYOUTS[1]), ["long"])
+def test_in_rows_of_their_own_the_prompt_is_copied(made: Tiny) -> None:
+    run = support.run_all(session_of_samples(made, LAYOUTS[1]), ["long"])
     kv = run.manager.kv
     assert kv.ledger.bytes["fork"] == 3 * (len(PROMPTS["long"]) - 1) * kv.slot_bytes
 
 
-def test_the_answer_shows_all_of_them(made: Tiny, graphs: Graphs) -> None:
-    run = run_all(session_of_samples(graphs, made), ["long"])
-    (answer,), (request,) = run.answers, requests_of(run)
+def test_the_answer_shows_all_of_them(made: Tiny) -> None:
+    run = support.run_all(session_of_samples(made), ["long"])
+    (answer,), (request,) = run.answers, support.requests_of(run)
     book = run.board["prompts"]
     assert answer.samples == tuple(book.decode(b.tokens) for b in request.branches)
     assert all(text in answer.text for text in answer.samples)

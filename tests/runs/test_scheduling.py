@@ -1,7 +1,7 @@
-"""What starts next, what makes way, and prompts that are read in chunks; never another token."""
+"""What starts next, what makes way, and prompts that are read in chunks; never another token.
+A simulation decides as a run does."""
 
 import json
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -11,12 +11,15 @@ from helpers.support import (
     FULL,
     GOLDEN,
     FixedBook,
-    Graphs,
     Make,
     PlanBook,
+    Tiny,
     branches_of,
     drive,
+    graphs,
     outline_of,
+    outline_with,
+    requests_of,
     start,
     tokens_of,
 )
@@ -24,10 +27,12 @@ from helpers.support import (
 from specsot.engine.prepare.inputs import Prompt
 from specsot.engine.record.recorder import action_of
 from specsot.engine.run.core import EngineCore
+from specsot.engine.simulate.costs import StepCost
+from specsot.engine.simulate.world import Arrival, Simulation
 from specsot.states.machine import OpRan
 from specsot.states.request import Finish
-from specsot.states.scheduler import MIN_CHUNK
-from specsot.states.text.outline import Outline, Point
+from specsot.states.scheduler import MIN_CHUNK, Inbox, StepPlan
+from specsot.states.text.outline import Outline
 
 LENGTHS = (40, 90, 40, 10, 75, 90)
 STARTS = {
@@ -40,14 +45,6 @@ ONE_DEVICE = [
     for case in json.loads((GOLDEN / "specsot" / "scheduler.json").read_text())
     if len(case["compute"]) == 1
 ]
-
-
-def expecting(lengths: Sequence[int], deps: dict[int, tuple[int, ...]] | None = None) -> Outline:
-    points = [
-        Point(i, length, None, (deps or {}).get(i, ()), f"Part {i}")
-        for i, length in enumerate(lengths, 1)
-    ]
-    return Outline("plan", tuple(points), (), "ok")
 
 
 def started(run: EngineCore) -> list[int]:
@@ -63,8 +60,7 @@ def started(run: EngineCore) -> list[int]:
     return order
 
 
-def run_of(graph: str, outline: Outline, tiny: Make, graphs: Graphs, **layout: Any) -> EngineCore:
-    made = tiny("llama")
+def run_of(graph: str, outline: Outline, made: Tiny, **layout: Any) -> EngineCore:
     sets = [f"layout.{key}={value}" for key, value in layout.items()]
     book = made.book(stop_ids=())
     return start(graphs.session(graph, made.models, book, outline=outline, sets=sets), ["hello"])
@@ -73,38 +69,36 @@ def run_of(graph: str, outline: Outline, tiny: Make, graphs: Graphs, **layout: A
 @pytest.mark.parametrize("graph", FULL)
 @pytest.mark.parametrize("most", [1, 2, 3])
 def test_branches_start_in_the_order_asked_for_and_no_token_changes(
-    graph: str, most: int, tiny: Make, graphs: Graphs
+    graph: str, most: int, made: Tiny
 ) -> None:
     found = []
     for order, expected in STARTS.items():
-        run = run_of(graph, expecting(LENGTHS), tiny, graphs, max_num_branches=most, order=order)
+        run = run_of(graph, outline_with(LENGTHS), made, max_num_branches=most, order=order)
         assert started(run) == expected, order
         found.append(tokens_of(run))
     assert found[0] == found[1] == found[2]
 
 
 @pytest.mark.parametrize("graph", ["bim_plain", "batching_plain"])
-def test_a_branch_that_is_not_ready_lets_others_go_first(
-    graph: str, tiny: Make, graphs: Graphs
-) -> None:
-    outline = expecting((20, 90, 50, 10, 5), {2: (4,)})
-    run = run_of(graph, outline, tiny, graphs, max_num_branches=1, order="longest_first")
+def test_a_branch_that_is_not_ready_lets_others_go_first(graph: str, made: Tiny) -> None:
+    outline = outline_with((20, 90, 50, 10, 5), {2: (4,)})
+    run = run_of(graph, outline, made, max_num_branches=1, order="longest_first")
     assert started(run) == [2, 0, 3, 1, 4]
 
 
 @pytest.mark.parametrize("layout", ["bim", "batching", "paged"])
 @pytest.mark.parametrize("case", ONE_DEVICE, ids=lambda case: f"{case['predicted']}")
 def test_one_device_starts_the_schedulers_batches(
-    layout: str, case: dict[str, Any], tiny: Make, graphs: Graphs
+    layout: str, case: dict[str, Any], made: Tiny
 ) -> None:
     predicted, batches = case["predicted"], case["lpt"]["0"]["batches"]
     most = {"max_num_branches": case["max_parallel"], "order": "longest_first"}
-    run = run_of(f"{layout}_plain", expecting(predicted), tiny, graphs, **most)
+    run = run_of(f"{layout}_plain", outline_with(predicted), made, **most)
     drive(run, until=lambda run: run.state == "parallel_prefill")
     assert [b.index for b in run.branches] == batches[0]
     assert started(run) == [index for batch in batches for index in batch]
     last = len(predicted) - 1
-    back = run_of(f"{layout}_plain", expecting(predicted[::-1]), tiny, graphs, **most)
+    back = run_of(f"{layout}_plain", outline_with(predicted[::-1]), made, **most)
     assert [last - index for index in started(back)] == case["lpt"]["0"]["assigned"]
 
 
@@ -122,7 +116,7 @@ class LongBook(PlanBook):
 
 
 @pytest.mark.parametrize("kind", ("eagle3", "ngram"))
-def test_a_pool_barely_larger_than_one_request(kind: str, tiny: Make, graphs: Graphs) -> None:
+def test_a_pool_barely_larger_than_one_request(kind: str, made: Tiny) -> None:
     found, preemptions = [], []
     prompts = [
         Prompt(str(n), f"question {n}", max_new_tokens=70, cache_salt="ab"[n]) for n in range(2)
@@ -130,7 +124,7 @@ def test_a_pool_barely_larger_than_one_request(kind: str, tiny: Make, graphs: Gr
     for more in (("layout.kv_slots=2000",), (SMALL,), (SMALL, OPTIMISTIC)):
         sets = (*settings_of(kind, 0), "layout.max_num_branches=4", *more)
         book = LongBook(130, "outline", ())
-        models = drafting(tiny("llama"), kind)
+        models = drafting(made, kind)
         session = graphs.session("bim_plain", models, book, sets=sets)
         run = drive(start(session, prompts), check=OPTIMISTIC in sets)
         found.append(tokens_of(run))
@@ -141,12 +135,12 @@ def test_a_pool_barely_larger_than_one_request(kind: str, tiny: Make, graphs: Gr
 
 @pytest.mark.parametrize(("merge", "makes_way"), [("concat", True), ("attend", False)])
 def test_parts_that_stay_until_they_are_combined_are_reserved(
-    merge: str, makes_way: bool, tiny: Make, graphs: Graphs
+    merge: str, makes_way: bool, made: Tiny
 ) -> None:
     graph = {"concat": "bim_plain", "attend": "bim_attend_merge"}[merge]
     sets = [OPTIMISTIC, "skeleton.grammar=false"]
     book = LongBook(130, "outline", ())
-    session = graphs.session(graph, tiny("llama").models, book, sets=sets)
+    session = graphs.session(graph, made.models, book, sets=sets)
     assert start(session, []).manager.admission.optimistic is makes_way
 
 
@@ -158,7 +152,7 @@ BUDGET, LONG, MANY = 64, 1500, 8
     [("bim", "reserved"), ("bim", "optimistic"), ("batching", "reserved"), ("paged", "reserved")],
 )
 def test_others_go_on_in_every_step_and_no_step_is_larger_than_the_budget(
-    layout: str, admission: str, tiny: Make, graphs: Graphs
+    layout: str, admission: str, tiny: Make
 ) -> None:
     prompts = {str(n): [9 + n] * 12 for n in range(MANY)} | {"long": [7] * LONG}
     sets = (f"scheduler.max_num_batched_tokens={BUDGET}", f"scheduler.admission={admission}")
@@ -187,8 +181,8 @@ def test_others_go_on_in_every_step_and_no_step_is_larger_than_the_budget(
     assert first.branches[0].finish is Finish.LENGTH and ("round", True) in seen
 
 
-def test_trees_that_take_all_rows_leave_some_for_prompts(tiny: Make, graphs: Graphs) -> None:
-    made, chunks = tiny("llama"), []
+def test_trees_that_take_all_rows_leave_some_for_prompts(made: Tiny) -> None:
+    chunks = []
     sets = (*FIXED, "layout.max_num_branches=4", "scheduler.max_num_batched_tokens=1")
     run = start(graphs.session("eagle", made.models, made.book(), sets=sets), [*"abcd"])
     while not run.finished:
@@ -199,8 +193,8 @@ def test_trees_that_take_all_rows_leave_some_for_prompts(tiny: Make, graphs: Gra
 
 
 @pytest.mark.parametrize("graph", FULL)
-def test_one_long_branch_does_not_starve_the_others(graph: str, tiny: Make, graphs: Graphs) -> None:
-    made, ended = tiny("llama"), list[int]()
+def test_one_long_branch_does_not_starve_the_others(graph: str, made: Tiny) -> None:
+    ended = list[int]()
     sets = ("layout.max_num_branches=2",)
     session = graphs.session(
         graph, made.models, made.book(stop_ids=()), outline=outline_of(5), budget=60, sets=sets
@@ -216,3 +210,54 @@ def test_one_long_branch_does_not_starve_the_others(graph: str, tiny: Make, grap
     note(drive(run, until=note))
     assert len(ended) == 5 and ended[-1] == 0, "the long one ends last"
     assert [len(b.tokens) for b in branches_of(run)] == [60, 6, 6, 6, 6]
+
+
+# -- a simulation decides as a run does -----------------------------------------------------------
+
+
+def told(steps: list[StepPlan]) -> list[tuple[Any, ...]]:
+    return [
+        (
+            action_of(one),
+            len(one.starting),
+            len(one.requests),
+            len(one.chunks),
+            one.running,
+            one.waiting,
+        )
+        for one in steps
+        if action_of(one) not in ("answer", "rest")
+    ]
+
+
+def watch(manager: Any) -> list[StepPlan]:
+    steps, plan = list[StepPlan](), manager.scheduler.plan_
+
+    def plan_(*, serves: bool) -> StepPlan:
+        steps.append(plan(serves=serves))
+        return steps[-1]
+
+    manager.scheduler.plan_ = plan_
+    return steps
+
+
+@pytest.mark.parametrize("admission", ["reserved", "optimistic"])
+@pytest.mark.parametrize("policy", ["fcfs", "max_throughput"])
+def test_its_steps_are_those_of_a_run(policy: str, admission: str, made: Tiny) -> None:
+    prompts = {f"q{n}": [7 + n] * (6 + 13 * n % 40) for n in range(9)}
+    sets = ["limits.max_new_tokens=20", "layout.kv_slots=95", "layout.max_num_branches=6"]
+    sets += [f"scheduler.policy={policy}", f"scheduler.admission={admission}"]
+    sets.append("scheduler.max_num_batched_tokens=16")
+    session = graphs.session("autoregressive", made.models, FixedBook(prompts),
+                             budget=None, sets=sets)  # fmt: skip
+    run = start(session, [Prompt(name, name) for name in prompts])
+    real = watch(run.manager)
+    drive(run, check=False)
+    assert all(len(r.branches[0].tokens) == 20 for r in requests_of(run))
+    world = Simulation(session.program.graph, StepCost(), policy)
+    world._inbox = Inbox()
+    mine = watch(world.manager)
+    served = world.run(Arrival(0.0, len(ids), (20,)) for ids in prompts.values())
+    assert told(mine) == told(real) and served.tokens == 180
+    assert served.preemptions == run.manager.lifecycle.preemptions
+    assert bool(served.preemptions) == (admission == "optimistic")

@@ -1,14 +1,17 @@
 """tools/bench/profile_rounds.py: what it says of kernels, ops and the host is so."""
 
+from pathlib import Path
 from time import perf_counter_ns, sleep
 from typing import Any
 
 import pytest
 import torch
+from safetensors import safe_open
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from specsot.engine.run.session import open_session
 from tools.bench import profile_rounds as tool
+from tools.bench.round_floor import rounds_of, weight_bytes, write_random
 
 SMALL = torch.ones(2, 2)
 
@@ -80,3 +83,20 @@ def test_a_round_is_its_ops_and_what_is_outside(graph: str) -> None:
     assert plan[1:] == (0, 0)
     text = list(tool.lines(graph, found, 2))
     assert len(text) == 1 + len(ops) + 2 and all(line.count("|") == 7 for line in text[:-2])
+
+
+# -- tools/bench/round_floor.py -------------------------------------------------------------------
+
+
+def test_a_round_reads_all_weights_but_the_embedding(tmp_path: Path) -> None:
+    target, head = write_random(tmp_path, "tiny", torch.float32)
+    session = open_session(
+        "eagle", model=str(target), drafter_model=str(head), threads=1, max_new_tokens=8
+    )
+    with safe_open(target / "model.safetensors", "pt") as file:
+        sizes = {name: file.get_slice(name).get_shape() for name in file.keys()}  # noqa: SIM118
+    read = [size for name, size in sizes.items() if "embed" not in name and len(size) == 2]
+    assert weight_bytes(session.models.target) == 4 * sum(torch.Size(one).numel() for one in read)
+    assert 0 < weight_bytes(session.models.drafter) < weight_bytes(session.models.target)
+    seconds, drafts, tau = rounds_of(session)
+    assert len(seconds) >= 5 and min(seconds) > 0 and drafts >= 1 and tau >= 1

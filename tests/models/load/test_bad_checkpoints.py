@@ -3,13 +3,16 @@
 import json
 import shutil
 import struct
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from helpers import tiny
+from helpers.mutations import KINDS, Outside, check_folders
 from helpers.sequences import DFLASH_GOLDEN, EAGLE_GOLDEN
+from helpers.support import SEED
 from helpers.tiny import (
     WEIGHTS,
     Spoil,
@@ -498,3 +501,25 @@ def test_a_bad_drafter_is_refused(
         LOADERS.get(kind, weights.load_dflash)(draft, target)
     assert str(caught.value).startswith(str(draft))
     assert not (tmp_path / "executed").exists()
+
+
+# -- a drawn part of tests/full/test_fuzz.py ------------------------------------------------------
+
+FOLDERS = 60
+FOUND = {2410: "dflash", 5506: "dflash", 130: "dflash", 191: "vanilla"}  # what was wrong once
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="what is opened is told by inotify")
+def test_some_bad_folders(tmp_path: Path) -> None:
+    kinds = ["target", "target", *KINDS]
+    drawn = {SEED * 1000 + n: kinds[n % len(kinds)] for n in range(FOLDERS)}
+    check_folders(tmp_path, drawn | FOUND)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="what is opened is told by inotify")
+def test_the_watch_sees_what_is_opened(tmp_path: Path) -> None:
+    outside = Outside(tmp_path)
+    (tmp_path / "file").write_text("x")
+    assert outside.opened() and not outside.opened()
+    (tmp_path / "file").read_text()
+    assert outside.opened()

@@ -145,10 +145,8 @@ def test_the_recorded_twin_is_what_conversion_makes(tmp_path: Path) -> None:
     for key in ("architectures", "draft_vocab_size", "target_hidden_size", "norm_output"):
         assert mine[key] == recorded[key]
     assert mine["speculators_config"].keys() == recorded["speculators_config"].keys()
-    assert (
-        mine["speculators_config"]["proposal_methods"]
-        == (recorded["speculators_config"]["proposal_methods"])
-    )
+    ours, theirs = (one["speculators_config"]["proposal_methods"] for one in (mine, recorded))
+    assert ours == theirs
     assert layer == {"tie_word_embeddings"}
 
 

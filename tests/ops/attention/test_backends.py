@@ -9,7 +9,7 @@ import pytest
 import torch
 from helpers.attention import PlainBackend, attend
 from helpers.pools import branching
-from helpers.support import Graphs, drive, start, tokens_of
+from helpers.support import drive, start, tokens_of
 from helpers.toy_graph import install
 from torch import Tensor
 
@@ -110,16 +110,12 @@ class ListedBackend(AttentionBackend, name="listed"):
 
 @pytest.mark.parametrize("graph", ["bim_eagle", "batching_eagle", "paged_eagle"])
 def test_a_backend_of_one_file_runs_a_whole_graph(
-    graph: str,
-    tiny: Callable[..., object],
-    graphs: Graphs,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    graph: str, tiny: Callable[..., object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.syspath_prepend(tmp_path)
     install(tmp_path, "specsot.attention", f"{__name__}:ListedBackend", point="listed")
     assert "listed" in attention_backends() and isinstance(backend("listed"), ListedBackend)
-    session = branching(tiny, graphs)
+    session = branching(tiny)
     runs = [
         drive(start(session(graph, sets=(f"attention={name}",)), ["hello"]))
         for name in ("grouped", "listed")

@@ -9,19 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from specsot.ops.sampling.coins import (
-    STEP,
-    CoinRole,
-    branch_key,
-    fold,
-    gumbel,
-    ln,
-    perturbed,
-    ranked,
-    round_keys,
-    token_keys,
-    uniforms,
-)
+from specsot.ops.sampling import coins
 
 BITS_OF_KEYS = [5773085002495034107, 1589987630887777773]
 BITS_OF_NOISE = [
@@ -36,7 +24,7 @@ WORDS = st.integers(-(2**63), 2**63 - 1)
 
 
 def draw(scores_RV: Tensor, key_R: Tensor, most: int) -> Tensor:
-    return ranked(scores_RV, key_R, most, 1).squeeze(1)
+    return coins.ranked(scores_RV, key_R, most, 1).squeeze(1)
 
 
 def keys(*values: int) -> Tensor:
@@ -54,26 +42,26 @@ def splitmix(word: int) -> int:
 @settings(max_examples=200, deadline=None)
 @given(WORDS, WORDS)
 def test_folding_is_splitmix_in_wrapping_arithmetic(key: int, value: int) -> None:
-    word = (key + value * STEP) % 2**64
-    assert fold(keys(key), keys(value)).item() % 2**64 == splitmix(word)
+    word = (key + value * coins.STEP) % 2**64
+    assert coins.fold(keys(key), keys(value)).item() % 2**64 == splitmix(word)
 
 
 def test_the_first_outputs_of_splitmix_are_the_published_ones() -> None:
     """Seed 1234567, as in the reference implementation (Vigna, prng.di.unimi.it)."""
-    state = fold(keys(1234567).expand(3), keys(1, 2, 3))
+    state = coins.fold(keys(1234567).expand(3), keys(1, 2, 3))
     wanted = [6457827717110365317, 3203168211198807973, 9817491932198370423]
     assert [word % 2**64 for word in state.tolist()] == wanted
 
 
 def test_coins_have_these_bits() -> None:
-    key_R = token_keys(keys(branch_key(7, -1), branch_key(7, 0)), keys(12, 12))
+    key_R = coins.token_keys(keys(coins.branch_key(7, -1), coins.branch_key(7, 0)), keys(12, 12))
     assert key_R.tolist() == BITS_OF_KEYS
-    noise = gumbel(key_R, keys(0, 1, 31999).expand(2, -1))
+    noise = coins.gumbel(key_R, keys(0, 1, 31999).expand(2, -1))
     assert [value.hex() for value in noise.flatten().tolist()] == BITS_OF_NOISE
 
 
 def test_uniform_numbers_are_never_0_or_1() -> None:
-    u = uniforms(keys(0, -1, 2**63 - 1, -(2**63), 4095))
+    u = coins.uniforms(keys(0, -1, 2**63 - 1, -(2**63), 4095))
     assert u.dtype == torch.float64
     assert ((u > 0) & (u < 1)).all()
     assert u.tolist()[:2] == [2.0**-53, 1 - 2.0**-53]
@@ -86,17 +74,19 @@ def test_logarithms_are_right_to_the_last_bits() -> None:
     tiny = spread * 2.0**-45 + 2.0**-53
     for x in (spread + 1e-9, near_1, tiny, spread * 40):
         wanted = np.log(x.numpy().astype(np.longdouble)).astype(np.float64)
-        assert np.allclose(ln(x).numpy(), wanted, rtol=6e-16, atol=0)
-    assert ln(torch.tensor([1.0], dtype=torch.float64)).tolist() == [0.0]
+        assert np.allclose(coins.ln(x).numpy(), wanted, rtol=6e-16, atol=0)
+    assert coins.ln(torch.tensor([1.0], dtype=torch.float64)).tolist() == [0.0]
 
 
 def test_coins_do_not_depend_on_what_stands_beside_them() -> None:
-    key_R = fold(keys(5).expand(6), torch.arange(6))
+    key_R = coins.fold(keys(5).expand(6), torch.arange(6))
     ids_V = torch.arange(1001)
-    whole = gumbel(key_R, ids_V.expand(6, -1))
+    whole = coins.gumbel(key_R, ids_V.expand(6, -1))
     for row, token in ((0, 0), (3, 997), (5, 1000)):
-        assert gumbel(key_R[row : row + 1], keys(token)[None]).item() == whole[row, token].item()
-    assert torch.equal(gumbel(key_R, ids_V.flip(0)[::7].expand(6, -1)), whole.flip(1)[:, ::7])
+        assert (
+            coins.gumbel(key_R[row : row + 1], keys(token)[None]).item() == whole[row, token].item()
+        )
+    assert torch.equal(coins.gumbel(key_R, ids_V.flip(0)[::7].expand(6, -1)), whole.flip(1)[:, ::7])
 
 
 def correlation(a: Tensor, b: Tensor) -> float:
@@ -108,13 +98,19 @@ def test_keys_have_independent_coins() -> None:
     count = 20000
     each = torch.arange(count)
     rows = [
-        uniforms(fold(token_keys(keys(branch_key(seed, branch)), keys(position)), each[None]))[0]
+        coins.uniforms(
+            coins.fold(
+                coins.token_keys(keys(coins.branch_key(seed, branch)), keys(position)), each[None]
+            )
+        )[0]
         for seed, branch, position in product((0, 1), (-1, 0), (5, 6))
     ]
-    key_R = fold(keys(branch_key(1, 0)).expand(count), each)
+    key_R = coins.fold(keys(coins.branch_key(1, 0)).expand(count), each)
     columns = [
-        uniforms(round_keys(key_R, *(keys(at).expand(count) for at in (root, depth, rank)), role))
-        for root, depth, rank, role in product((10, 11), (1, 2), (0, 1), CoinRole)
+        coins.uniforms(
+            coins.round_keys(key_R, *(keys(at).expand(count) for at in (root, depth, rank)), role)
+        )
+        for root, depth, rank, role in product((10, 11), (1, 2), (0, 1), coins.CoinRole)
     ]
     for one, other in (*combinations(rows, 2), *combinations(columns, 2)):
         assert abs(correlation(one, other)) < 5 / math.sqrt(count)
@@ -132,7 +128,7 @@ def test_draws_follow_the_softmax_of_the_scores() -> None:
     """df 7 at 1e-6: 40.52."""
     count = 40000
     scores_V = torch.tensor([0.0, 1.0, -1.0, 0.5, -torch.inf, 2.0, -0.3, 0.0, -2.0])
-    key_R = token_keys(keys(branch_key(3, 2)).expand(count), torch.arange(count))
+    key_R = coins.token_keys(keys(coins.branch_key(3, 2)).expand(count), torch.arange(count))
     drawn_R = draw(scores_V.expand(count, -1), key_R, most=9)
     counts = torch.bincount(drawn_R, minlength=9).double()
     kept = scores_V > -torch.inf
@@ -150,23 +146,23 @@ def test_a_draw_is_the_argmax_of_the_perturbed_scores(size: int, seed: int, coar
     last_R1 = scores_RV.sort(descending=True).values[:, kept - 1 : kept]
     scores_RV = scores_RV.where(scores_RV >= last_R1, -torch.inf)
     most = int((scores_RV > -torch.inf).sum(1).max())
-    key_R = token_keys(keys(branch_key(seed, 0)).expand(4), torch.arange(4))
-    wanted = perturbed(scores_RV, key_R).argmax(-1)
+    key_R = coins.token_keys(keys(coins.branch_key(seed, 0)).expand(4), torch.arange(4))
+    wanted = coins.perturbed(scores_RV, key_R).argmax(-1)
     assert torch.equal(draw(scores_RV, key_R, most), wanted)
     assert torch.equal(draw(scores_RV, key_R, size), wanted)
     assert torch.equal(draw(scores_RV + 3.0, key_R, size), wanted)
-    order = perturbed(scores_RV, key_R).argsort(descending=True)
+    order = coins.perturbed(scores_RV, key_R).argsort(descending=True)
     order = order.where(scores_RV.gather(1, order) > -torch.inf, -1)
-    assert torch.equal(ranked(scores_RV, key_R, most, 5), order[:, : min(5, most)])
+    assert torch.equal(coins.ranked(scores_RV, key_R, most, 5), order[:, : min(5, most)])
 
 
 def test_what_a_grammar_forbids_leaves_the_law_of_what_it_allows() -> None:
     """df 2 at 1e-6: 27.63."""
     count = 30000
     scores_V = torch.tensor([1.0, 0.0, 2.0, -1.0, 0.5])
-    key_R = token_keys(keys(branch_key(9, 1)).expand(count), torch.arange(count))
+    key_R = coins.token_keys(keys(coins.branch_key(9, 1)).expand(count), torch.arange(count))
     legal = torch.tensor([0, 3, 4])
-    order_RV = ranked(scores_V.expand(count, -1), key_R, 5, 5)
+    order_RV = coins.ranked(scores_V.expand(count, -1), key_R, 5, 5)
     place_R = torch.isin(order_RV, legal).int().argmax(1, keepdim=True)
     counts = torch.bincount(order_RV.gather(1, place_R).squeeze(1), minlength=5)[legal].double()
     assert counts.sum() == count

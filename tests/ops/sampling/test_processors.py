@@ -20,16 +20,8 @@ from transformers import (
     TopPLogitsWarper,
 )
 
+from specsot.ops.sampling import processors
 from specsot.ops.sampling.coins import branch_key, token_keys
-from specsot.ops.sampling.processors import (
-    Sampler,
-    SamplingColumns,
-    choose,
-    columns,
-    probabilities,
-    process,
-    take_in_,
-)
 from specsot.ops.sampling.settings import TIES, SamplingRules
 from specsot.ops.types import ancestors
 
@@ -37,8 +29,8 @@ CPU = torch.device("cpu")
 KINDS = pytest.mark.parametrize("kind", [torch.float64, torch.float32], ids=["64", "32"])
 
 
-def of(size: int, *rules: SamplingRules, stops: tuple[int, ...] = ()) -> SamplingColumns:
-    return columns(rules, [stops] * len(rules), size, CPU)
+def of(size: int, *rules: SamplingRules, stops: tuple[int, ...] = ()) -> processors.SamplingColumns:
+    return processors.columns(rules, [stops] * len(rules), size, CPU)
 
 
 class Past(NamedTuple):
@@ -50,9 +42,13 @@ class Past(NamedTuple):
     tokens_RC: Tensor
     path_RC: Tensor
 
-    def scores(self, logits_RV: Tensor, rules: SamplingColumns, branch_R: Tensor) -> Tensor:
-        sampler = Sampler(rules, branch_R, *self[:3])
-        return process(logits_RV, sampler, branch_R, tokens_RC=self.tokens_RC, path_RC=self.path_RC)
+    def scores(
+        self, logits_RV: Tensor, rules: processors.SamplingColumns, branch_R: Tensor
+    ) -> Tensor:
+        sampler = processors.Sampler(rules, branch_R, *self[:3])
+        return processors.process(
+            logits_RV, sampler, branch_R, tokens_RC=self.tokens_RC, path_RC=self.path_RC
+        )
 
 
 def scores_of(
@@ -71,7 +67,7 @@ def wrote(size: int, prompt: list[int], answer: list[int]) -> Past:
     counts_SV = torch.zeros(1, size, dtype=torch.int32)
     seen_SV[0, prompt] = True
     answer_C = torch.tensor(answer, dtype=torch.int64)
-    take_in_(seen_SV, counts_SV, torch.zeros_like(answer_C), answer_C)
+    processors.take_in_(seen_SV, counts_SV, torch.zeros_like(answer_C), answer_C)
     none = torch.zeros(1, 0)
     return Past(seen_SV, counts_SV, torch.tensor([len(answer)]), none.long(), none.bool())
 
@@ -85,7 +81,7 @@ def wrote(size: int, prompt: list[int], answer: list[int]) -> Past:
 def test_distributions(case: Any, order: Any, kind: torch.dtype) -> None:
     logits_RV = tensor([case["logits"]], kind)
     rules = SamplingRules(case["temperature"], case["top_k"], case["top_p"], filter_order=order)
-    probs_RV = probabilities(scores_of(logits_RV, rules), torch.tensor([rules.greedy]))
+    probs_RV = processors.probabilities(scores_of(logits_RV, rules), torch.tensor([rules.greedy]))
     name = "" if order == "temperature_first" else "_filter_first"
     wanted_RV = tensor([case["probs" + name]])
     close = 1e-12 if kind == torch.float64 else 2e-7
@@ -204,11 +200,11 @@ def test_a_row_does_not_depend_on_its_neighbours(
     past = Past._make(part.expand(len(rules), *part.shape[1:]) for part in past)
     together = past.scores(logits_RV, of(300, *rules, stops=(7,)), rows)
     key_R = token_keys(torch.tensor(branch_key(seed, 0)).expand(len(rules)), rows)
-    chosen = choose(together, of(300, *rules), rows, key_R)
+    chosen = processors.choose(together, of(300, *rules), rows, key_R)
     for row, one in enumerate(rules):
         alone = scores_of(logits_RV[row : row + 1], one, wrote(300, [1], [2]), stops=(7,))
         assert torch.equal(together[row : row + 1], alone)
-        token = choose(alone, of(300, one), torch.tensor([0]), key_R[row : row + 1])
+        token = processors.choose(alone, of(300, one), torch.tensor([0]), key_R[row : row + 1])
         assert chosen[row] == token
         assert alone[0, token] > -torch.inf
     assert torch.equal(together[-1], logits_RV[-1]), "temperature 0 keeps the order of all scores"

@@ -6,27 +6,20 @@ from dataclasses import replace
 import pytest
 from helpers import support
 from helpers.managers import request as request_of
+from helpers.support import drive, outline_with
 
 from specsot.engine.prepare.inputs import Prompt
 from specsot.states.admission import CapacityModel, request_slots
 from specsot.states.machine import Run
 from specsot.states.request import Branch, Finish, Stage
-from specsot.states.text.outline import Outline, Point
+from specsot.states.text.outline import Outline
 from specsot.states.text.tokens import PromptTokens
 
 BUDGET = 8
 
 
-def outline(lengths: Sequence[int], deps: dict[int, tuple[int, ...]] | None = None) -> Outline:
-    points = [
-        Point(i, size, None, (deps or {}).get(i, ()), f"Part {i}")
-        for i, size in enumerate(lengths, 1)
-    ]
-    return Outline("plan", tuple(points), (), "ok")
-
-
 @pytest.fixture
-def run_of(tiny: support.Make, graphs: support.Graphs) -> Callable[..., Run]:
+def run_of(made: support.Tiny) -> Callable[..., Run]:
     """run_of(outlines, capacity, graph): one request per outline."""
 
     def make(
@@ -37,10 +30,9 @@ def run_of(tiny: support.Make, graphs: support.Graphs) -> Callable[..., Run]:
         budgets: Sequence[int] = (BUDGET,) * 4,
         most: int = 6,
     ) -> Run:
-        made = tiny("llama")
         book = support.SizedBook(130, "outline", ())
         sets = (f"drafter.num_draft_tokens={nodes}",) if "eagle" in graph else ()
-        session = graphs.session(
+        session = support.graphs.session(
             graph,
             made.models,
             book,
@@ -64,30 +56,30 @@ def own_rows(run: Run) -> int:
 
 
 def test_a_branch_that_finds_no_room_beside_others_waits_for_them(
-    run_of: Callable[..., Run], tiny: support.Make
+    run_of: Callable[..., Run], made: support.Tiny
 ) -> None:
-    probe = run_of([outline([5])], 2000)
+    probe = run_of([outline_with([5])], 2000)
     shared, tree = own_rows(probe), 7
     long = 250
     capacity = shared + long + BUDGET + tree + 10
-    run = run_of([outline([long]), outline([5, 6])], capacity)
+    run = run_of([outline_with([long]), outline_with([5, 6])], capacity)
     both = sum(request_slots(r) for r in support.requests_of(run)) + 2 * tree
     assert both <= capacity, "both requests were meant to be open at once"
-    support.drive(run)
+    drive(run)
     assert [b.finish for b in support.branches_of(run)] == [Finish.LENGTH] * 3, [
         (b.name, b.note) for b in support.branches_of(run)
     ]
-    support.check_lossless(run, run.board["prompts"], tiny("llama").reference, plain=False)
+    support.check_lossless(run, run.board["prompts"], made.reference, plain=False)
 
 
 def test_requests_that_shut_each_other_out_come_to_an_end(
-    run_of: Callable[..., Run], tiny: support.Make
+    run_of: Callable[..., Run], made: support.Tiny
 ) -> None:
-    shared, tree = own_rows(run_of([outline([5])], 2000)), 7
+    shared, tree = own_rows(run_of([outline_with([5])], 2000)), 7
     long = 250
     capacity = shared + long + BUDGET + tree + 10
-    alike = [outline([long]), outline([long])]
-    run = support.drive(run_of(alike, capacity))
+    alike = [outline_with([long]), outline_with([long])]
+    run = drive(run_of(alike, capacity))
     first, second = support.branches_of(run)
     assert (first.finish, first.tokens) == (Finish.REFUSED, [])
     assert first.note == "no room with the other requests"
@@ -96,15 +88,15 @@ def test_requests_that_shut_each_other_out_come_to_an_end(
     request, book = second.request, run.board["prompts"]
     hoist, own = book.branch(second.point, request.outline, ())
     context = [*request.prefix, *request.tail, *request.given_ids, *hoist, *own]
-    tiny("llama").reference.check(second, context, ())
+    made.reference.check(second, context, ())
 
 
 @pytest.mark.parametrize("nodes", [6, 30])
 def test_admitted_branches_always_run_to_their_end(nodes: int, run_of: Callable[..., Run]) -> None:
-    given, full = outline([9, 30, 2, 60, 7, 7], {4: (1, 2)}), 0
+    given, full = outline_with([9, 30, 2, 60, 7, 7], {4: (1, 2)}), 0
     need = request_slots(support.requests_of(run_of([given], 2000, nodes=nodes))[0]) + nodes + 1
     for capacity in range(max(need, 6 * (nodes + 1)), need + 180, 36):
-        run = support.drive(run_of([given] * 2, capacity, nodes=nodes))
+        run = drive(run_of([given] * 2, capacity, nodes=nodes))
         for branch in support.branches_of(run):
             assert branch.finish in (Finish.LENGTH, Finish.REFUSED)
             assert len(branch.tokens) == (BUDGET if branch.finish is Finish.LENGTH else 0)
@@ -139,9 +131,9 @@ def test_a_rounds_trees_are_counted_for_the_worst_number_of_branches(
     ("most", "graph"), support.taking_turns((1, 2, 3, 5), ("batching_plain", "batching_eagle"))
 )
 def test_rows_are_handed_out_as_slots_are(
-    most: int, graph: str, run_of: Callable[..., Run], tiny: support.Make
+    most: int, graph: str, run_of: Callable[..., Run], made: support.Tiny
 ) -> None:
-    given = outline([9, 30, 2, 60, 7, 7], {4: (1, 2), 6: (5,)})
+    given = outline_with([9, 30, 2, 60, 7, 7], {4: (1, 2), 6: (5,)})
     run, order, peak = run_of([given] * 3, 400, graph, most=most), list[str](), 0
     while not run.finished:
         run.advance()
@@ -152,15 +144,15 @@ def test_rows_are_handed_out_as_slots_are(
     assert order == ["0", "1", "2"] and peak == most
     assert run.manager.kv.rows == most
     assert {b.finish for b in support.branches_of(run)} == {Finish.LENGTH}
-    support.check_lossless(run, run.board["prompts"], tiny("llama").reference, plain=False)
+    support.check_lossless(run, run.board["prompts"], made.reference, plain=False)
 
 
 def test_a_branch_too_long_for_a_row_is_refused_and_all_others_run(
     run_of: Callable[..., Run],
 ) -> None:
-    shared = own_rows(run_of([outline([5])], 2000, "batching_eagle"))
+    shared = own_rows(run_of([outline_with([5])], 2000, "batching_eagle"))
     capacity = shared + 100 + BUDGET + 7
-    run = support.drive(run_of([outline([100, 101, 100])] * 2, capacity, "batching_eagle", most=2))
+    run = drive(run_of([outline_with([100, 101, 100])] * 2, capacity, "batching_eagle", most=2))
     for request in support.requests_of(run):
         first, second, third = request.branches
         assert (first.finish, third.finish) == (Finish.LENGTH, Finish.LENGTH)
@@ -173,9 +165,9 @@ def test_rows_that_idle_prefixes_hold_are_used_by_their_own_branches(
 ) -> None:
     rounds = {}
     for graph in ("bim_plain", "batching_plain"):
-        run = run_of([outline((3, 3, 3))] * 8, 400, graph, budgets=(BUDGET,) * 8)
+        run = run_of([outline_with((3, 3, 3))] * 8, 400, graph, budgets=(BUDGET,) * 8)
         busy: list[int] = []
-        support.drive(run, until=lambda run, busy=busy: bool(busy.append(len(run.branches))))
+        drive(run, until=lambda run, busy=busy: bool(busy.append(len(run.branches))))
         assert all(len(b.tokens) == BUDGET for b in support.branches_of(run) if not b.is_root)
         rounds[graph] = sum(count > 0 for count in busy)
     assert rounds["batching_plain"] <= 1.3 * rounds["bim_plain"]

@@ -343,10 +343,9 @@ def test_rollback_to_the_beginning_and_past_it() -> None:
     ids = [*spell("bpe", TEXTS[0]), 2]
     for token in ids:
         matcher.advance(token)
-    with pytest.raises(ValueError, match="undo"):
-        matcher.rollback(len(ids) + 1)
-    with pytest.raises(ValueError, match="undo"):
-        matcher.rollback(-1)
+    for count in (len(ids) + 1, -1):
+        with pytest.raises(ValueError, match="undo"):
+            matcher.rollback(count)
     matcher.rollback(0)
     assert matcher.finished
     matcher.rollback(len(ids))
