@@ -5,8 +5,7 @@ from enum import IntEnum
 from traceback import walk_tb
 
 from ..models.files import ModelError
-from ..states.text.outline import OutlineError
-from ..states.text.tokens import PromptError
+from ..states.text.tokens import OutlineError, PromptError
 from ..states.yaml.source import GraphError
 
 

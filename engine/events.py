@@ -2,7 +2,6 @@
 token events. A `Detokenizer` turns them into text events (`StreamEvent`), whose texts hold complete
 characters only. `ReadingOrder` puts them into the order of the answer."""
 
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -20,11 +19,7 @@ if TYPE_CHECKING:  # these import torch, which the HTTP process of a server does
 
 OUTLINE = -1  # the index of the root branch, which writes the outline
 HALF = "\ufffd"  # a tokenizer's text of an incomplete byte sequence
-CONTROL_PICTURES = {chr(code): chr(0x2400 + code) for code in range(32)} | {"\x7f": "\u2421"}
 MAX_TOKENS_PER_CHARACTER = 8  # after that the bytes are wrong, not incomplete
-UNSAFE = re.compile(  # control characters, surrogates, marks that change the text direction
-    "[\x00-\x1f\x7f-\x9f\ud800-\udfff\u202a-\u202e\u2066-\u2069\u200e\u200f\u061c\u2028\u2029]"
-)
 
 Decode = Callable[[Sequence[int]], str]
 
@@ -214,13 +209,6 @@ def token_texts(decode: Decode) -> Callable[[int], str]:
         return twice[len(once) :] if twice.startswith(once) else once
 
     return text_of
-
-
-def printable(text: str, keep: str = "\n\t") -> str:
-    """Control characters as Unicode's pictures of them, surrogates and direction overrides as
-    replacement characters, except `keep`."""
-    pictures = CONTROL_PICTURES | {char: char for char in keep}
-    return UNSAFE.sub(lambda match: pictures.get(match[0], HALF), text)
 
 
 @dataclass(slots=True)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -14,7 +15,6 @@ import typer
 
 from ..states.yaml.source import GraphError, Problem, RenamedKeyWarning
 from .errors import Code, code_of, fault_of, is_told, message_of
-from .events import printable
 
 if TYPE_CHECKING:  # a slow import
     from rich.console import Console
@@ -24,6 +24,11 @@ STDOUT = "standard output"
 WIDTH = 90  # of a line of a file that is shown
 REFRESH = 4.0  # frames per second: a spinner must cost little
 LINE_EVERY = 10.0  # seconds between lines without a terminal
+
+CONTROL_PICTURES = {chr(code): chr(0x2400 + code) for code in range(32)} | {"\x7f": "\u2421"}
+UNSAFE = re.compile(  # control characters, surrogates, marks that change the text direction
+    "[\x00-\x1f\x7f-\x9f\ud800-\udfff\u202a-\u202e\u2066-\u2069\u200e\u200f\u061c\u2028\u2029]"
+)
 
 
 class Writer:
@@ -139,6 +144,13 @@ def deliver(
         complain(f"{STDOUT}: {message_of(out.fault)}; the {what} {where}")
         Writer(sys.stderr)("" if place else text)
     return out.fault is None
+
+
+def printable(text: str, keep: str = "\n\t") -> str:
+    """Control characters as Unicode's pictures of them, surrogates and direction overrides as
+    replacement characters, except `keep`."""
+    pictures = CONTROL_PICTURES | {char: char for char in keep}
+    return UNSAFE.sub(lambda match: pictures.get(match[0], "\ufffd"), text)
 
 
 def aligned(rows: Iterable[tuple[str, ...]]) -> list[str]:

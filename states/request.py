@@ -8,12 +8,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import TYPE_CHECKING
 
 from ..ops.sampling.settings import SamplingRules
 from .text.documents import Document
-from .text.grammar import OutlineMatcher
 from .text.outline import Outline, Point
 from .text.tokens import PromptTokens
+
+if TYPE_CHECKING:  # a slow import
+    from .text.grammar import OutlineMatcher
 
 
 class Stage(StrEnum):
@@ -123,7 +126,7 @@ class Branch:
     num_cached_tokens: int = 0
     finish: Finish | None = None
     note: str = ""
-    matcher: OutlineMatcher | None = None
+    matcher: "OutlineMatcher | None" = None
     accepted: list[int] = field(default_factory=list)
     emitted: list[int] = field(default_factory=list)
     forced: list[bool] = field(default_factory=list)
@@ -272,7 +275,7 @@ class Request:
     outline: Outline | None = None
     given_outline: Outline | None = None
     given_ids: list[int] = field(default_factory=list)
-    new_matcher: Callable[[], OutlineMatcher] | None = None
+    new_matcher: "Callable[[], OutlineMatcher] | None" = None
     cancelled: bool = False
     documents: tuple[Document, ...] = ()
     finish: Finish = Finish.STOP

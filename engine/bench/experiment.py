@@ -13,7 +13,8 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import Field
 
-from ...states.text.outline import Outline, OutlineError, Point
+from ...states.text.outline import Outline, Point
+from ...states.text.tokens import OutlineError
 from ...states.yaml.source import GraphError, Problem, ProblemCode, Source, hint
 from ...states.yaml.spec import Count, Int, Name, Spec, Text, check_mapping, validated
 from ..errors import LacksDrafterError, UsageError

@@ -10,8 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from ..events import printable
-from ..shell import aligned, markdown_table
+from ..shell import aligned, markdown_table, printable
 from .experiment import FIGURES, PARTS, Experiment, Plot, at_commas
 from .sides import TIE, letters
 

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 from ...states.text.prompts import PastTurn
 from ...states.text.tokens import PromptError
 from ..errors import Code
-from ..events import printable, text_pieces
+from ..events import text_pieces
 from ..prepare.inputs import Prompt
 from ..prepare.job import prepare
 from ..prepare.options import MODELS, RunOptions
-from ..shell import complain, put
+from ..shell import complain, printable, put
 from ..signals import handling
 from .options import graph_argument, takes
 

@@ -17,7 +17,8 @@ from ...models.files import ModelError
 from ...states.graph.graph import Program
 from ...states.graph.load import load_program, op_table, parse_change
 from ...states.graph.plugins import DRAFTERS, DRAFTERS_GROUP, OPS_GROUP, installed_names
-from ...states.text.outline import Outline, OutlineError, load_outline, parse_outline
+from ...states.text.outline import Outline, load_outline, parse_outline
+from ...states.text.tokens import OutlineError
 from ...states.yaml.source import GraphError, Mark, ProblemCode, Source, decode, hint
 from ...states.yaml.spec import Spec, check_mapping, validated
 from ..errors import LacksDrafterError, UsageError, first_line

@@ -14,13 +14,13 @@ from ...states.machine import Event, Moved
 from ...states.phases.merge import Answer, Section, answer
 from ...states.request import Request
 from ...states.text.prompts import PromptBook
-from ..events import OUTLINE, finish_of, printable
+from ..events import OUTLINE, finish_of
 from ..prepare import repeat
 from ..prepare.job import Job, machine, model_folders, redact, threads_of, versions
 from ..record.metrics import NS, Marks, Meter
 from ..record.recorder import Recorder
 from ..record.run_folder import MANIFEST_SETTINGS, OUTPUTS, RunFolder
-from ..shell import markdown_table
+from ..shell import markdown_table, printable
 from .core import EngineCore, Status
 from .resume import ANSWER, UNFINISHED, EarlierRun
 from .scoring import context_segments, contexts

@@ -9,8 +9,8 @@ from itertools import zip_longest
 from rich.cells import cell_len, set_cell_size
 from rich.text import Text
 
-from ..events import printable
 from ..record.run_view import BranchView, DraftTree, Mark
+from ..shell import printable
 from .panels import color_named, cut
 
 DRAFT_MARKS = {  # a mark, its style, and its name in the legend

@@ -9,8 +9,9 @@ from time import monotonic
 from ...ops.draft.gamma import GammaRecord
 from ...states.machine import Event, Moved, OpRan, Run, Sink
 from ...states.round import GRAMMAR, MATCH, FinalToken, RoundSummary, VerifiedTree
-from ..events import Decode, printable
+from ..events import Decode
 from ..record.recorder import Recorder
+from ..shell import printable
 
 PROGRESS_SECONDS = 10.0  # between two lines without other news
 POLL_SECONDS = 0.1  # between two checks of the branches: a run makes hundreds of moves in it

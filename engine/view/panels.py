@@ -13,9 +13,9 @@ from rich.text import Text
 from ...ops.layer_plan import LayerStatus
 from ...states.machine import Moved
 from ...states.round import BlendSummary
-from ..events import printable
 from ..record import run_view
 from ..record.run_view import BranchView, Codes, PoolView, RequestView, Scene, Snapshot
+from ..shell import printable
 
 Item = TypeVar("Item")
 PALETTE = ["cyan", "magenta", "green", "dodger_blue2"]

@@ -20,9 +20,9 @@ from ...states.graph.graph import Program
 from ...states.machine import START, Event, OpRan, Run, describe
 from ...states.manager import BranchStateManager
 from ...states.round import VerifiedTree
-from ..events import printable
 from ..record.recorder import Recorder
 from ..record.run_view import DraftTree, Snapshot, draft_tree, visible_branches
+from ..shell import printable
 from .drafts import drafts_legend, tree_lines, without_outlines
 from .panels import LIT, color_named, cut, header_line, wrapped
 from .tui import Keys, LiveView, column, frame, panel, with_bar

@@ -14,6 +14,7 @@ from pydantic_core import PydanticCustomError
 
 from ..yaml.source import MAX_BYTES, GraphError, Mark, ProblemCode, Source, decode
 from ..yaml.spec import Int, Spec, validated
+from .tokens import OutlineError
 
 OutlineFormat = Literal["fields", "list"]
 Mode = Literal["plan", "direct"]
@@ -271,10 +272,6 @@ def parse_list(text: str, *, max_branches: int) -> Outline:
 def render_list(points: Sequence[Point]) -> str:
     """The text of an outline in the format `list`, without the end of the turn."""
     return "\n".join(f"{point.id}. {point.title}" for point in points)
-
-
-class OutlineError(ValueError):
-    """A file that is not an outline; one `file:line: reason` per problem."""
 
 
 def _valid_title(title: str) -> str:

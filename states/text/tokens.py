@@ -66,6 +66,10 @@ class PromptTokens:
 MAX_CHARACTERS = 200_000
 
 
+class OutlineError(ValueError):
+    """A file that is not an outline; one `file:line: reason` per problem."""
+
+
 class PromptError(ValueError):
     """A text that cannot be a prompt; the message gives the reason."""
 

@@ -21,7 +21,7 @@ from helpers.support import (
 )
 
 from specsot.engine.chunks.store import ChunkStore
-from specsot.engine.record.metrics import Meter, figures
+from specsot.engine.record.metrics import Meter, held_figures
 from specsot.engine.record.recorder import trace_record
 from specsot.ops.attention.backends import AttentionPlan
 from specsot.ops.blend import Blend, BlendRows, ChunkKV, RowRole, join
@@ -231,12 +231,12 @@ def test_the_trace_and_the_figures_tell_what_was_reused(made: Tiny) -> None:
     meter = Meter()
     for one in rounds.found:
         meter.forward_done(one, 1)
-    told = figures(meter, run.board)["blend"]
+    told = held_figures(meter, run.board)["blend"]
     assert told["reused_rows"] == context and told["picked_rows"] == picked[0]
     assert told["chunks"]["collected_rows"] == context and told["chunks"]["collected"] == 4
     assert 0.2 < told["saved_share"] < 0.8
     twin = run_all(session(made, "eagle"), asked(1))
-    assert figures(Meter(), twin.board)["blend"] is None
+    assert held_figures(Meter(), twin.board)["blend"] is None
 
 
 def test_chunks_of_another_drafter_are_other_chunks(made: Tiny) -> None:

@@ -16,7 +16,7 @@ from helpers.support import Tiny
 
 from specsot.engine.models import Models
 from specsot.engine.prepare.inputs import Prompt
-from specsot.engine.record.metrics import figures
+from specsot.engine.record.metrics import counted_figures, held_figures
 from specsot.engine.record.recorder import Recorder
 from specsot.engine.run.core import EngineCore
 from specsot.engine.run.session import Session
@@ -242,7 +242,8 @@ def rounds_of(
     batches: list[Any] = []
     recorder.listeners.append(look)
     support.drive(run)
-    return run, found, figures(recorder.meter, run.board)
+    meter = recorder.meter
+    return run, found, counted_figures(meter) | held_figures(meter, run.board)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

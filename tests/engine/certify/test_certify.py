@@ -20,14 +20,13 @@ from specsot.engine.certify.reference import Bench, Check
 from specsot.engine.errors import Code
 from specsot.engine.prepare.options import RunOptions
 from specsot.engine.run.scoring import contexts
-from specsot.engine.run.session import Session
 from specsot.models.load.weights import model_hash
-from specsot.ops.sampling.settings import SamplingRules
 from specsot.ops.verify import rejection as accept_rejection
 from specsot.ops.verify import verify
 from specsot.ops.verify.rejection import Acceptance
 from specsot.states import commit as committer
 from specsot.states.drafters.eagle import EagleDrafter
+from specsot.states.graph.graph import Sampling
 from specsot.states.prefix_cache import PrefixCache
 from specsot.states.request import Branch, Finish
 from specsot.states.round import CommittedRows
@@ -272,13 +271,10 @@ def test_nothing_reused_proves_nothing(graph: str, proven_by: set[str], bench: M
 @pytest.mark.parametrize("name", ["top_k", "top_p"])
 def test_a_filter_that_is_not_applied_is_caught(name: str, bench: Make, monkeypatch: Patch) -> None:
     made = bench()
-    monkeypatch.setattr(Session, "_sampling", lambda self: _without(self, name))
+    rules = Sampling.rules
+    loose = {name: 0 if name == "top_k" else 1.0}
+    monkeypatch.setattr(Sampling, "rules", lambda self: replace(rules(self), **loose))
     assert [one for one in gates.FILTERS if gates.filter_gate(made, one)[2]] == [name]
-
-
-def _without(session: Session, name: str) -> SamplingRules:
-    rules = session.program.graph.sampling.rules()
-    return replace(rules, **{name: 0 if name == "top_k" else 1.0})
 
 
 def test_a_run_that_dies_fails_its_gate(bench: Make, monkeypatch: Patch) -> None:

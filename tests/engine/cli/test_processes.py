@@ -68,7 +68,7 @@ def test_with_nothing_open_a_run_only_fails(tmp_path: Path) -> None:
     words = ["sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh", sys.executable, "-m", "specsot", *ANSWER]
     assert subprocess.run(words, cwd=tmp_path, timeout=240).returncode == Code.FAILED
     found = [*(tmp_path / "runs" / "latest").iterdir()]
-    assert len(found) == 6 and all(file.stat().st_size for file in found)
+    assert len(found) == 7 and all(file.stat().st_size for file in found)
 
 
 def test_ctrl_c_before_a_command_is_one_word(

@@ -12,8 +12,8 @@ from helpers.commands import CommandLine
 from helpers.tiny import write_tiny_target
 
 from specsot.engine.errors import Code
-from specsot.engine.events import printable
 from specsot.engine.record.run_folder import RunFolder
+from specsot.engine.shell import printable
 from specsot.states.machine import Run
 
 Patch = pytest.MonkeyPatch
