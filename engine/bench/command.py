@@ -121,19 +121,18 @@ def _report(
         notes += ["", *(lines or ["nothing is worse than the baseline"])]
     code = Code(result["exit_code"]) or (Code.REGRESSION if worse else Code.OK)
     result["exit_code"] = int(code)
-    best = [result["best"]] if result["best"] else []
     measured = render.measured_words(result) if rows else []
     if files is not None:
         files.write_json("result.json", result)
     if files is not None and rows:
         facts = [*measured, f"command: `{result['setup']['command']}`"]
         files.write_text("table.csv", render.csv_of(rows))
-        files.write_text("table.md", render.page(experiment, rows, [*notes, *best], facts))
+        files.write_text("table.md", render.page(experiment, rows, notes, facts))
         if bench_options.plot:
             render.draw_all(experiment, rows, files.path)
     text = json_text(result)
     if not options.as_json:
-        text = render.console(experiment, rows, [*notes, *measured, *best])
+        text = render.console(experiment, rows, [*notes, *measured])
     faults = [] if files is None else files.faults
     delivered = deliver(text, str(files.path) if files and not faults else "")
     for line in result["problems"][:MOST_SHOWN]:

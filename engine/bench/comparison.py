@@ -29,7 +29,7 @@ from ..run.scoring import probe_blends
 from ..run.session import recorded
 from ..run.writer import made_with
 from ..shell import complain, working
-from .experiment import DRAWS, FIGURES, LEVEL, PER_TOKEN, Estimate, Prepared, references_of
+from .experiment import DRAWS, FIGURES, LEVEL, Estimate, Prepared, references_of
 from .peers import with_peers
 from .sides import (
     ComparedPrompt,
@@ -249,37 +249,9 @@ def document_of(comparison: Comparison, prepared: Prepared) -> dict[str, Any]:
         },
         "rows": rows,
         "equality": equality,
-        "best": best_of(comparison, equality, rows),
         "problems": problems,
         "differences": failures,
     }
-
-
-def best_of(
-    comparison: Comparison,
-    equality: Sequence[Mapping[str, Any]],
-    rows: Mapping[str, Mapping[str, Any]],
-) -> str:
-    """The side with the least time per token, and its wins over the second; none with different
-    tokens or an unfinished answer, and none if ratios are to several sides."""
-    compared = [pair for pair in equality if pair["compared"]]
-    unlike = {pair["graph"] for pair in compared if pair["different"] or pair["unfinished"]}
-    rated = [
-        (row["figures"][PER_TOKEN][0], side)
-        for side, row in zip(comparison.sides, rows.values(), strict=False)
-        if side.letter not in unlike and PER_TOKEN in row["figures"]
-    ]
-    first = {row["reference"] for row in rows.values()}
-    if len(rated) < 2 or len(first) > 1:
-        return ""
-    (speed, best), (_, second), *_ = sorted(rated, key=lambda one: -one[0])
-    costs = [
-        [run.meter.seconds / (run.meter.tokens or np.inf) for run in comparison.runs(side)]
-        for side in (best, second)
-    ]
-    wins = sum(0 < one < other for one, other in zip(*costs, strict=True))
-    line = f"best: {best.letter} {best.name}: {speed:.2f} x {first.pop()} in time per token"
-    return f"{line}, faster than {second.letter} in {wins} of {len(comparison.rounds)} rounds"
 
 
 def acceptance_by_depth(lengths: Counter[int]) -> list[float]:

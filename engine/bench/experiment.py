@@ -490,12 +490,11 @@ def _overhead(run: "SideRun") -> tuple[float, float]:
     return whole - run.meter.in_ops, whole
 
 
-PER_TOKEN = "speedup_per_token"
 FIGURES: Mapping[str, Figure] = {
     "speedup_decode": _speedup(lambda r: ((r.last_token - r.first_token) / MS, r.decoded)),
     "speedup_ttlt": _speedup(_milliseconds("last_token")),
     "speedup_ttft": _speedup(_milliseconds("first_token")),
-    PER_TOKEN: _speedup(_per_token),
+    "speedup_per_token": _speedup(_per_token),
     BY_PROMPT: _speedup(_per_token, "range"),
     "length_ratio": Figure("median", lambda r: (1, r.meter.tokens), 0, paired=True),
     "tau_step": Figure(

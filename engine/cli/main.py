@@ -35,7 +35,7 @@ COMMANDS = (
     Command("serve", "serve", "Serve graphs: OpenAI's API, and a page."),
     Command("cluster", "serve", "Workers of this machine: up, status, scale, down."),
     Command("compare", "decoding", "Compare graphs: equal tokens, and the cost."),
-    Command("sweep", "decoding", "Vary settings of a graph: what each costs, the best."),
+    Command("sweep", "decoding", "Vary settings of a graph: what each costs."),
     Command("bench", "decoding", "Measure experiments: paired, with intervals, against hf."),
     Command("certify", "decoding", "Certify that a graph is lossless."),
     Command("verify-run", "runs", "Compare a run folder with plain transformers."),

@@ -13,7 +13,7 @@ from typer import Argument, Option
 from ..prepare.options import OPTIONS, OptionText, RunOptions, ServeOptions, options_of
 from ..record.run_folder import LATEST
 from ..shell import print_json
-from .completing import BY_OPTION, runs_of, sides_of
+from .completing import BY_OPTION, sides_of
 
 Function = Callable[..., int | None]  # of a command; returns its exit code
 KEYWORD = Parameter.KEYWORD_ONLY
@@ -56,7 +56,7 @@ def declared(name: str, text: OptionText, default: Any) -> Any:
 
 
 WHICH = "A folder, `latest`, a graph (its newest run), or the beginning or end of a name."
-RUN = argument(WHICH, LATEST, metavar="RUN", autocompletion=runs_of)
+RUN = argument(WHICH, LATEST, metavar="RUN")
 RUNS_DIR = declared("runs_dir", options_of(ServeOptions)["runs_dir"], Path("runs"))
 JSON = declared("as_json", OPTIONS["as_json"], False)
 SETS = declared("sets", OPTIONS["sets"], None)

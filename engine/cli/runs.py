@@ -11,7 +11,6 @@ import typer
 from ..errors import Code, UsageError
 from ..record import run_folder
 from ..shell import complain, put
-from .completing import runs_of
 from .options import JSON, RUN, RUNS_DIR, WHICH, argument, flag, option, show_result
 
 MAX_VALUE_LENGTH = 48  # characters of a setting in a comparison
@@ -45,8 +44,8 @@ def show(run: str = RUN, runs_dir: Path = RUNS_DIR) -> None:
 
 @runs.command()
 def diff(
-    first: str = argument(WHICH, ..., metavar="RUN", autocompletion=runs_of),
-    second: str = argument("Another.", run_folder.LATEST, metavar="RUN", autocompletion=runs_of),
+    first: str = argument(WHICH, ..., metavar="RUN"),
+    second: str = argument("Another.", run_folder.LATEST, metavar="RUN"),
     runs_dir: Path = RUNS_DIR,
     as_json: bool = JSON,
 ) -> int:
