@@ -148,6 +148,12 @@ def aligned(rows: Iterable[tuple[str, ...]]) -> list[str]:
     return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in cells]
 
 
+def shortened(value: object, most: int) -> str:
+    """The text of a value, of at most this many characters."""
+    text = str(value)
+    return text if len(text) <= most else f"{text[: most - 3]}..."
+
+
 def markdown_table(heads: Sequence[str], rows: Iterable[Sequence[Any]]) -> list[str]:
     """The lines of a table in Markdown; control characters are made visible."""
     head, *body = (

@@ -75,8 +75,7 @@ def bench_command(bench_options: BenchOptions, options: RunOptions) -> int:
             if baseline["schema_version"] != 1 or not isinstance(baseline["rows"], dict):
                 raise ValueError("of another version")
         except (OSError, ValueError, KeyError, TypeError) as error:
-            reason = error.strerror if isinstance(error, OSError) else None
-            reason = reason or "not a result of `specsot bench`"
+            reason = getattr(error, "strerror", None) or "not a result of `specsot bench`"
             raise UsageError(f"--baseline {file}: {reason}") from None
     if bench_options.plot and find_spec("matplotlib") is None:
         raise UsageError("--plot needs matplotlib: pip install 'specsot[plot]'")
@@ -105,7 +104,7 @@ def _report(
     result = measure(prepared, files)
     rows = [*result["rows"].values()]
     worse: list[str] = []
-    notes = [render.NO_ROWS]
+    notes = ["No prompt was answered by every side."]
     if rows:
         ratios = "the first side at the same point, within rounds: median and interval"
         if experiment.pairing == "first":

@@ -36,7 +36,6 @@ from .sides import (
     GraphPair,
     SharedModels,
     Side,
-    SideRun,
     answer_all,
     compare_branches,
     equality_of,
@@ -59,9 +58,6 @@ class Comparison:
     pairs: Sequence[GraphPair]
     rounds: Sequence[ComparedPrompt]
     setup: Mapping[str, Any]
-
-    def runs(self, side: Side) -> list[SideRun]:
-        return [one.runs[side.letter] for one in self.rounds]
 
 
 def compare_jobs(prepared: Prepared, files: RunFolder | None = None) -> Comparison:
@@ -208,7 +204,7 @@ def document_of(comparison: Comparison, prepared: Prepared) -> dict[str, Any]:
     sides = zip(prepared.entries, comparison.sides, references, strict=True)
     for entry, side, at in sides if rounds else ():
         reference = comparison.sides[at]
-        runs = (comparison.runs(side), comparison.runs(reference))
+        runs = [[one.runs[s.letter] for one in rounds] for s in (side, reference)]
         measured = {name: figure.measure(*runs, prompts) for name, figure in FIGURES.items()}
         figures = {name: figure for name, figure in measured.items() if figure is not None}
         if side.letter in divergences:

@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     Runs = Sequence[SideRun]
     Measured = Callable[[SideRun], tuple[float, float]]  # with a whole of 0 where it means nothing
 
-PLAIN = "autoregressive"
 ASSISTED = "hf-assisted"
 LOOKUP = "hf-lookup"
 LLAMA_CPP = "llama-cpp"
@@ -335,7 +334,7 @@ def _job(entry: Entry, prepared: Prepared, options: RunOptions) -> Job:
     if parts is not None:
         sets += [f"skeleton.max_branches={parts}", f"layout.max_num_branches={parts}"]
     sets += [*PEERS.get(entry.peer, ()), *entry.sets]
-    graph = PLAIN if entry.peer else entry.graph
+    graph = "autoregressive" if entry.peer else entry.graph
     job = prepare(replace(options, graph=graph, sets=tuple(sets)), prompts=prepared.prompts)
     if parts is None:
         return job

@@ -106,7 +106,6 @@ def certify(
 
 POLICIES = "fcfs,max_throughput,sot_priority"
 ARRIVALS = "poisson:RATE or bursts:RATE:SIZE a second, or a file of JSON lines."
-SHARED = "NxTOKENS: N shared prefixes of TOKENS tokens."
 POOL = "Whose scheduler and pool: a path or a shipped name, layout bim."
 TP = "Of a cluster: workers that write an outline together, with commas."
 LINK = "Of a cluster: loopback, 10gbe, 100gbe or nvlink, with commas."
@@ -125,7 +124,7 @@ def simulate(
     answer: str = option("Tokens of an answer, or of a part.", default="16-256"),
     outline: str = option("Tokens of an outline.", default="20-60"),
     parts: str = option("Parts of an answer; 0-0: no outlines.", default="0-0"),
-    shared: str = option(SHARED, default="0x0"),
+    shared: str = option("NxTOKENS: N shared prefixes of TOKENS tokens.", default="0x0"),
     cluster: str | None = option("Workers of a cluster; several, with commas, are compared."),
     tp: str = option(TP, default="1"),
     link: str = option(LINK, default="nvlink"),

@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import MISSING, fields, is_dataclass, replace
-from functools import wraps
+from functools import partial, wraps
 from inspect import Parameter, Signature, signature
 from pathlib import Path
 from typing import Any, get_type_hints
@@ -39,8 +39,7 @@ def flag(help: str, *flags: str, **more: Any) -> Any:
     return Option(False, *flags, help=help, **more)
 
 
-def graph_argument(help: str, default: Any = None, **more: Any) -> Any:
-    return Argument(default, help=help, autocompletion=sides_of, **more)
+graph_argument = partial(argument, autocompletion=sides_of)
 
 
 def declared(name: str, text: OptionText, default: Any) -> Any:
@@ -65,8 +64,7 @@ SETS = declared("sets", OPTIONS["sets"], None)
 def show_result(as_json: bool, lines: Iterable[str], **parts: Any) -> None:
     if as_json:
         print_json(**parts)
-        return
-    for line in lines:
+    for line in () if as_json else lines:
         print(line)
 
 

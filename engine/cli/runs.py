@@ -10,10 +10,8 @@ import typer
 
 from ..errors import Code, UsageError
 from ..record import run_folder
-from ..shell import complain, put
+from ..shell import complain, put, shortened
 from .options import JSON, RUN, RUNS_DIR, WHICH, argument, flag, option, show_result
-
-MAX_VALUE_LENGTH = 48  # characters of a setting in a comparison
 
 runs = typer.Typer(help="Recorded runs: list, show, diff, clean.", no_args_is_help=True)
 trace = typer.Typer(help="Traces of recorded runs: export.", no_args_is_help=True)
@@ -52,7 +50,8 @@ def diff(
     """What differs between two runs: settings, the first token, figures; code 5 if tokens do."""
     sides = [run_folder.find_run(name, runs_dir) for name in (first, second)]
     result = run_folder.difference(*sides)
-    lines = [f"{name}: {_short(a)} | {_short(b)}" for name, (a, b) in result["settings"].items()]
+    texts = {name: [shortened(v, 48) for v in both] for name, both in result["settings"].items()}
+    lines = [f"{name}: {' | '.join(both)}" for name, both in texts.items()]
     lines = lines or ["settings: the same"]
     difference = result["first"]
     if difference is None:
@@ -62,21 +61,16 @@ def diff(
         lines.append(f"tokens: request {difference['request']} is in run {side} only")
     else:
         a, b = difference["ids"]
-        texts = difference["texts"]
+        one, other = difference["texts"]
         place = f"request {difference['request']}, {difference['where']}"
         lines.append(f"tokens: {place}, token {difference['token']}: {a} | {b}")
-        if any(texts):
-            lines.append(f"  ...{difference['before']!r} then {texts[0]!r} | {texts[1]!r}")
+        if one or other:
+            lines.append(f"  ...{difference['before']!r} then {one!r} | {other!r}")
     for name, (a, b) in result["figures"].items():
         ratio = f"  x {b / a:.2f}" if a and b else ""
         lines.append(f"{name}: {_number(a)} | {_number(b)}{ratio}")
     show_result(as_json, lines, **result)
     return Code.OK if result["equal"] else Code.UNEQUAL
-
-
-def _short(value: Any) -> str:
-    text = str(value)
-    return text if len(text) <= MAX_VALUE_LENGTH else f"{text[: MAX_VALUE_LENGTH - 3]}..."
 
 
 def _number(value: Any) -> str:

@@ -14,7 +14,7 @@ from pydantic import Field, TypeAdapter
 from ...states.graph.graph import KINDS, Graph
 from ...states.text.outline import Outline, render_outline
 from ...states.yaml.source import Source, plain_scalar
-from ...states.yaml.spec import Int, Spec, validated
+from ...states.yaml.spec import Int, Spec
 from .files import RUN_MARK
 from .inputs import Prompt, read_file
 from .options import SETTINGS, RunOptions
@@ -56,11 +56,6 @@ class RunFile(Spec):
     outline: str | None = None
     made_with: Provenance = Provenance()
     result: RunResult | None = None
-
-
-def read_run(source: Source) -> RunFile:
-    """Raises GraphError with every problem of the file."""
-    return validated(RunFile, source)
 
 
 def graph_source(source: Source) -> Source:
