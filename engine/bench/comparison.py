@@ -204,13 +204,13 @@ def document_of(comparison: Comparison, prepared: Prepared) -> dict[str, Any]:
     sides = zip(prepared.entries, comparison.sides, references, strict=True)
     for entry, side, at in sides if rounds else ():
         reference = comparison.sides[at]
-        runs = [[one.runs[s.letter] for one in rounds] for s in (side, reference)]
-        measured = {name: figure.measure(*runs, prompts) for name, figure in FIGURES.items()}
+        mine, theirs = ([one.runs[s.letter] for one in rounds] for s in (side, reference))
+        measured = {name: figure.measure(mine, theirs, prompts) for name, figure in FIGURES.items()}
         figures = {name: figure for name, figure in measured.items() if figure is not None}
         if side.letter in divergences:
             figures["kl"] = Estimate(divergences[side.letter])
         meter = Meter()
-        for run in runs[0]:
+        for run in mine:
             meter.add(run.meter)
         label = " ".join((entry.side, *(f"{path}={value}" for path, value in entry.varied.items())))
         rows[f"{label} ({side.letter})" if label in rows else label] = {

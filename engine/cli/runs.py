@@ -4,7 +4,7 @@ Only `verify-run` needs a model; torch is imported only there, and where a trace
 import os
 import sys
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import typer
 
@@ -68,13 +68,10 @@ def diff(
             lines.append(f"  ...{difference['before']!r} then {one!r} | {other!r}")
     for name, (a, b) in result["figures"].items():
         ratio = f"  x {b / a:.2f}" if a and b else ""
-        lines.append(f"{name}: {_number(a)} | {_number(b)}{ratio}")
+        numbers = [f"{v:.4g}" if isinstance(v, float) else str(v) for v in (a, b)]
+        lines.append(f"{name}: {' | '.join(numbers)}{ratio}")
     show_result(as_json, lines, **result)
     return Code.OK if result["equal"] else Code.UNEQUAL
-
-
-def _number(value: Any) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 @runs.command()

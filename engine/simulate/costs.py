@@ -44,10 +44,6 @@ class StepCost:
         work = self.row * rows + self.branch * branches + self.slot * slots
         return (self.step + self.forward + work) / 1e3
 
-    @property
-    def mean_tokens(self) -> float:
-        return sum(int(k) * n for k, n in self.tokens.items()) / sum(self.tokens.values())
-
     def round_tokens(self, rng: random.Random) -> Iterator[int]:
         """Numbers of tokens committed by successive rounds, sampled by `tokens`."""
         counts, weights = zip(*((int(k), n) for k, n in self.tokens.items()), strict=True)
