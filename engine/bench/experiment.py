@@ -248,8 +248,7 @@ def prepare_experiment(
     changes = {name: value for name, value in defaults.items() if getattr(options, name) is None}
     options = replace(options, **changes)
     prompts = read_file(options.prompts or _prompts_file(experiment, source))
-    if experiment.count is not None:
-        prompts = replace(prompts, items=prompts.items[: experiment.count])
+    prompts = replace(prompts, items=prompts.items[: experiment.count])
     prepared = Prepared(experiment, prompts)
     notes = prepared.notes
     problems: list[Problem] = []

@@ -163,7 +163,6 @@ def measured_words(result: Mapping[str, Any]) -> list[str]:
 
 
 SIZE = (6.4, 3.8)  # inches
-BAR = 0.26  # of height, at least
 MANY = 6  # lines with a legend next to the picture
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000", "#999933")
 MARKS = "osD^vP*X"
@@ -192,7 +191,7 @@ def draw_all(experiment: Experiment, rows: Rows, folder: Path) -> list[Path]:
             picture = Figure(figsize=SIZE, layout="constrained")
             axes = picture.add_subplot()
             if plot.x is None:
-                picture.set_figheight(max(SIZE[1], 1 + BAR * len(shown)))
+                picture.set_figheight(max(SIZE[1], 1 + 0.26 * len(shown)))  # each bar is visible
                 _bars(axes, plot.y, shown)
             else:
                 _lines(axes, plot.y, plot.x, shown)

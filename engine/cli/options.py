@@ -85,14 +85,12 @@ def takes(*names: str, **helps: str) -> Callable[[Function], Function]:
     """Let a command take these options of a run; it is called with them before its own parameters,
     of which a dataclass offers its options. helps: of options that mean something of its own to
     this command."""
-    offered = {
-        name: replace(OPTIONS[name], help=help, argument=False) for name, help in helps.items()
-    }
-    offered |= {name: OPTIONS[name] for name in names}
+    own: Any = {name: {"help": help, "argument": False} for name, help in helps.items()}
+    offered = {name: replace(OPTIONS[name], **own.get(name, {})) for name in (*helps, *names)}
 
     def decorate(function: Function) -> Function:
-        first, *own = signature(function).parameters.values()
-        blocks = {p.name: parameters_of(p.annotation) for p in own if is_dataclass(p.annotation)}
+        first, *rest = signature(function).parameters.values()
+        blocks = {p.name: parameters_of(p.annotation) for p in rest if is_dataclass(p.annotation)}
         blocks[first.name] = parameters_of(RunOptions, offered)
 
         @wraps(function)
@@ -104,7 +102,7 @@ def takes(*names: str, **helps: str) -> Callable[[Function], Function]:
             values[first.name] = replace(values[first.name], argv=tuple(sys.argv))
             return function(**values)
 
-        keywords = [p for each in (*own, first) for p in blocks.get(each.name, [each])]
+        keywords = [p for each in (*rest, first) for p in blocks.get(each.name, [each])]
         keywords = [each.replace(kind=KEYWORD) for each in keywords]
         command.__signature__ = Signature(keywords)  # type: ignore[attr-defined]
         return command

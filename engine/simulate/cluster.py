@@ -162,8 +162,7 @@ class ClusterSimulation:
         outlines = bool(arrival.outline) and not self.setup.together
         first = arrival
         if outlines:
-            budget = arrival.outline
-            first = replace(arrival, texts=(budget,), outline=0, budget=budget)
+            first = replace(arrival, texts=(arrival.outline,), outline=0, budget=arrival.outline)
         else:
             tokens += sum(arrival.texts)
         by_group = outlines and bool(self.groups)
