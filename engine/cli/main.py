@@ -88,12 +88,9 @@ class Commands(TyperGroup):
 def build(names: Sequence[str]) -> typer.Typer:
     """The application; only the commands of these names are imported."""
     text = "Speculative decoding x skeleton-of-thought, driven by YAML graphs."
-    more: Any = {
-        "rich_markup_mode": None,
-        "pretty_exceptions_enable": False,
-        "no_args_is_help": True,
-    }
-    app = typer.Typer(name=PROGRAM, cls=Commands, help=text, epilog=EXIT_CODES, **more)
+    plain: Any = {"rich_markup_mode": None, "pretty_exceptions_enable": False}
+    plain |= {"no_args_is_help": True, "epilog": EXIT_CODES}
+    app = typer.Typer(name=PROGRAM, cls=Commands, help=text, **plain)
     app.callback()(_root)
     for command in COMMANDS:
         if command.name not in names:
