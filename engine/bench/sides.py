@@ -372,7 +372,7 @@ def equality_of(pair: GraphPair, prompts: Sequence[ComparedPrompt]) -> dict[str,
     for key, branch in branches:
         if branch.result not in (BranchAnswer.DIFFERENT, BranchAnswer.TIE):
             continue
-        plain = {"prompt": key, "branch": branch.branch, "result": str(branch.result)}
+        plain: Any = {"prompt": key, "branch": branch.branch, "result": str(branch.result)}
         if (there := branch.difference) is not None:
             plain |= asdict(there)
             for name, token in (("reference", there.reference), ("graph", plain.pop("other"))):
