@@ -228,9 +228,8 @@ def working(text: str, *, bar: bool = False) -> Iterator[Callable[..., None]]:
 
         yield show
         return
-    description = TextColumn("{task.description}", markup=False)
     bars = (BarColumn(bar_width=24), TimeRemainingColumn()) if bar else ()
-    columns = (SpinnerColumn(), *bars, description)
+    columns = (SpinnerColumn(), *bars, TextColumn("{task.description}", markup=False))
     with Progress(*columns, console=console, refresh_per_second=REFRESH, transient=True) as live:
         task = live.add_task(text, total=None)
 

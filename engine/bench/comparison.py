@@ -262,12 +262,11 @@ def _divergences(sides: Sequence[Side], prompts: Sequence[Prompt]) -> dict[str, 
     means = {}
     with working("comparing what is blended with full prefills ..."), StopSignal() as halt:
         for side in (side for side in sides if side.blends):
-            limit = side.job.program.graph.limits.max_rounds
             values: list[float] = []
             for prompt in prompts:
                 run, recorder = recorded(side.session, [prompt], None)
                 probed = probe_blends(run, recorder)
-                drive(run, recorder, max_rounds=limit, stop=halt)
+                drive(run, recorder, max_rounds=side.job.program.graph.limits.max_rounds, stop=halt)
                 values += probed.kl
                 run.close()
             if values and halt.status is None:

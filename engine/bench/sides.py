@@ -367,7 +367,6 @@ def equality_of(pair: GraphPair, prompts: Sequence[ComparedPrompt]) -> dict[str,
     if pair.why_not:
         return {**both, "compared": False, "reason": pair.why_not}
     branches = [(one.prompt.key, b) for one in prompts for b in one.results.get(letter, ())]
-    decode = pair.reference.session.prompts.decode
     differences = []
     for key, branch in branches:
         if branch.result not in (BranchAnswer.DIFFERENT, BranchAnswer.TIE):
@@ -377,7 +376,7 @@ def equality_of(pair: GraphPair, prompts: Sequence[ComparedPrompt]) -> dict[str,
             plain |= asdict(there)
             for name, token in (("reference", there.reference), ("graph", plain.pop("other"))):
                 end = {END: "stop", CUT: "length"}.get(token)  # how the answer ended instead
-                text = decode([token]) if end is None else None
+                text = pair.reference.session.prompts.decode([token]) if end is None else None
                 plain[name] = {"id": None if end else token, "text": text, "end": end}
         differences.append(plain)
     return {

@@ -142,10 +142,9 @@ def replay(
             play(player, console, keys)
     else:
         player.press("end")
-    width = console.size.width
     height = console.size.height - 1
     with console.capture() as picture:
-        last = frame(replayed.scene, replayed.snapshot(player.frame), width, height)
+        last = frame(replayed.scene, replayed.snapshot(player.frame), console.size.width, height)
         console.print(last, height=height)
     put(picture.get())
 

@@ -82,10 +82,9 @@ def differences(then: Provenance, now: Provenance) -> Iterator[str]:
     for name in ("model_hash", "drafter_hash", "dtype", "weights", "device", "threads"):
         old, new = (getattr(made, name) for made in (then, now))
         if old and old != new:
-            what = name.replace("_hash", " weights")
             texts = (str(value) for value in (old, new))
             before, after = (f"{t[:12]}..." if len(t) == 64 else t for t in texts)
-            yield f"{what} changed: {before} then, {after} now"
+            yield f"{name.replace('_hash', ' weights')} changed: {before} then, {after} now"
     for name, old in then.versions.items():
         if (new := now.versions.get(name)) != old:
             yield f"version of {name} changed: {old} then, {new} now"
