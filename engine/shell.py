@@ -160,6 +160,12 @@ def aligned(rows: Iterable[tuple[str, ...]]) -> list[str]:
     return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in cells]
 
 
+def shortened(value: object, most: int) -> str:
+    """The text of a value, of at most this many characters."""
+    text = str(value)
+    return text if len(text) <= most else f"{text[: most - 3]}..."
+
+
 def markdown_table(heads: Sequence[str], rows: Iterable[Sequence[Any]]) -> list[str]:
     """The lines of a table in Markdown; control characters are made visible."""
     head, *body = (
@@ -234,9 +240,8 @@ def working(text: str, *, bar: bool = False) -> Iterator[Callable[..., None]]:
 
         yield show
         return
-    description = TextColumn("{task.description}", markup=False)
     bars = (BarColumn(bar_width=24), TimeRemainingColumn()) if bar else ()
-    columns = (SpinnerColumn(), *bars, description)
+    columns = (SpinnerColumn(), *bars, TextColumn("{task.description}", markup=False))
     with Progress(*columns, console=console, refresh_per_second=REFRESH, transient=True) as live:
         task = live.add_task(text, total=None)
 

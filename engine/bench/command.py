@@ -75,8 +75,7 @@ def bench_command(bench_options: BenchOptions, options: RunOptions) -> int:
             if baseline["schema_version"] != 1 or not isinstance(baseline["rows"], dict):
                 raise ValueError("of another version")
         except (OSError, ValueError, KeyError, TypeError) as error:
-            reason = error.strerror if isinstance(error, OSError) else None
-            reason = reason or "not a result of `specsot bench`"
+            reason = getattr(error, "strerror", None) or "not a result of `specsot bench`"
             raise UsageError(f"--baseline {file}: {reason}") from None
     if bench_options.plot and find_spec("matplotlib") is None:
         raise UsageError("--plot needs matplotlib: pip install 'specsot[plot]'")
@@ -105,7 +104,7 @@ def _report(
     result = measure(prepared, files)
     rows = [*result["rows"].values()]
     worse: list[str] = []
-    notes = [render.NO_ROWS]
+    notes = ["No prompt was answered by every side."]
     if rows:
         ratios = "the first side at the same point, within rounds: median and interval"
         if experiment.pairing == "first":
@@ -121,19 +120,18 @@ def _report(
         notes += ["", *(lines or ["nothing is worse than the baseline"])]
     code = Code(result["exit_code"]) or (Code.REGRESSION if worse else Code.OK)
     result["exit_code"] = int(code)
-    best = [result["best"]] if result["best"] else []
     measured = render.measured_words(result) if rows else []
     if files is not None:
         files.write_json("result.json", result)
     if files is not None and rows:
         facts = [*measured, f"command: `{result['setup']['command']}`"]
         files.write_text("table.csv", render.csv_of(rows))
-        files.write_text("table.md", render.page(experiment, rows, [*notes, *best], facts))
+        files.write_text("table.md", render.page(experiment, rows, notes, facts))
         if bench_options.plot:
             render.draw_all(experiment, rows, files.path)
     text = json_text(result)
     if not options.as_json:
-        text = render.console(experiment, rows, [*notes, *measured, *best])
+        text = render.console(experiment, rows, [*notes, *measured])
     faults = [] if files is None else files.faults
     delivered = deliver(text, str(files.path) if files and not faults else "")
     for line in result["problems"][:MOST_SHOWN]:

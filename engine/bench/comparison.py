@@ -29,14 +29,13 @@ from ..run.scoring import probe_blends
 from ..run.session import recorded
 from ..run.writer import made_with
 from ..shell import complain, working
-from .experiment import DRAWS, FIGURES, LEVEL, PER_TOKEN, Estimate, Prepared, references_of
+from .experiment import DRAWS, FIGURES, LEVEL, Estimate, Prepared, references_of
 from .peers import with_peers
 from .sides import (
     ComparedPrompt,
     GraphPair,
     SharedModels,
     Side,
-    SideRun,
     answer_all,
     compare_branches,
     equality_of,
@@ -59,9 +58,6 @@ class Comparison:
     pairs: Sequence[GraphPair]
     rounds: Sequence[ComparedPrompt]
     setup: Mapping[str, Any]
-
-    def runs(self, side: Side) -> list[SideRun]:
-        return [one.runs[side.letter] for one in self.rounds]
 
 
 def compare_jobs(prepared: Prepared, files: RunFolder | None = None) -> Comparison:
@@ -208,13 +204,13 @@ def document_of(comparison: Comparison, prepared: Prepared) -> dict[str, Any]:
     sides = zip(prepared.entries, comparison.sides, references, strict=True)
     for entry, side, at in sides if rounds else ():
         reference = comparison.sides[at]
-        runs = (comparison.runs(side), comparison.runs(reference))
-        measured = {name: figure.measure(*runs, prompts) for name, figure in FIGURES.items()}
+        mine, theirs = ([one.runs[s.letter] for one in rounds] for s in (side, reference))
+        measured = {name: figure.measure(mine, theirs, prompts) for name, figure in FIGURES.items()}
         figures = {name: figure for name, figure in measured.items() if figure is not None}
         if side.letter in divergences:
             figures["kl"] = Estimate(divergences[side.letter])
         meter = Meter()
-        for run in runs[0]:
+        for run in mine:
             meter.add(run.meter)
         label = " ".join((entry.side, *(f"{path}={value}" for path, value in entry.varied.items())))
         rows[f"{label} ({side.letter})" if label in rows else label] = {
@@ -249,37 +245,9 @@ def document_of(comparison: Comparison, prepared: Prepared) -> dict[str, Any]:
         },
         "rows": rows,
         "equality": equality,
-        "best": best_of(comparison, equality, rows),
         "problems": problems,
         "differences": failures,
     }
-
-
-def best_of(
-    comparison: Comparison,
-    equality: Sequence[Mapping[str, Any]],
-    rows: Mapping[str, Mapping[str, Any]],
-) -> str:
-    """The side with the least time per token, and its wins over the second; none with different
-    tokens or an unfinished answer, and none if ratios are to several sides."""
-    compared = [pair for pair in equality if pair["compared"]]
-    unlike = {pair["graph"] for pair in compared if pair["different"] or pair["unfinished"]}
-    rated = [
-        (row["figures"][PER_TOKEN][0], side)
-        for side, row in zip(comparison.sides, rows.values(), strict=False)
-        if side.letter not in unlike and PER_TOKEN in row["figures"]
-    ]
-    first = {row["reference"] for row in rows.values()}
-    if len(rated) < 2 or len(first) > 1:
-        return ""
-    (speed, best), (_, second), *_ = sorted(rated, key=lambda one: -one[0])
-    costs = [
-        [run.meter.seconds / (run.meter.tokens or np.inf) for run in comparison.runs(side)]
-        for side in (best, second)
-    ]
-    wins = sum(0 < one < other for one, other in zip(*costs, strict=True))
-    line = f"best: {best.letter} {best.name}: {speed:.2f} x {first.pop()} in time per token"
-    return f"{line}, faster than {second.letter} in {wins} of {len(comparison.rounds)} rounds"
 
 
 def acceptance_by_depth(lengths: Counter[int]) -> list[float]:
@@ -294,12 +262,11 @@ def _divergences(sides: Sequence[Side], prompts: Sequence[Prompt]) -> dict[str, 
     means = {}
     with working("comparing what is blended with full prefills ..."), StopSignal() as halt:
         for side in (side for side in sides if side.blends):
-            limit = side.job.program.graph.limits.max_rounds
             values: list[float] = []
             for prompt in prompts:
                 run, recorder = recorded(side.session, [prompt], None)
                 probed = probe_blends(run, recorder)
-                drive(run, recorder, max_rounds=limit, stop=halt)
+                drive(run, recorder, max_rounds=side.job.program.graph.limits.max_rounds, stop=halt)
                 values += probed.kl
                 run.close()
             if values and halt.status is None:

@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     Runs = Sequence[SideRun]
     Measured = Callable[[SideRun], tuple[float, float]]  # with a whole of 0 where it means nothing
 
-PLAIN = "autoregressive"
 ASSISTED = "hf-assisted"
 LOOKUP = "hf-lookup"
 LLAMA_CPP = "llama-cpp"
@@ -250,8 +249,7 @@ def prepare_experiment(
     changes = {name: value for name, value in defaults.items() if getattr(options, name) is None}
     options = replace(options, **changes)
     prompts = read_file(options.prompts or _prompts_file(experiment, source))
-    if experiment.count is not None:
-        prompts = replace(prompts, items=prompts.items[: experiment.count])
+    prompts = replace(prompts, items=prompts.items[: experiment.count])
     prepared = Prepared(experiment, prompts)
     notes = prepared.notes
     problems: list[Problem] = []
@@ -336,7 +334,7 @@ def _job(entry: Entry, prepared: Prepared, options: RunOptions) -> Job:
     if parts is not None:
         sets += [f"skeleton.max_branches={parts}", f"layout.max_num_branches={parts}"]
     sets += [*PEERS.get(entry.peer, ()), *entry.sets]
-    graph = PLAIN if entry.peer else entry.graph
+    graph = "autoregressive" if entry.peer else entry.graph
     job = prepare(replace(options, graph=graph, sets=tuple(sets)), prompts=prepared.prompts)
     if parts is None:
         return job
@@ -491,12 +489,11 @@ def _overhead(run: "SideRun") -> tuple[float, float]:
     return whole - run.meter.in_ops, whole
 
 
-PER_TOKEN = "speedup_per_token"
 FIGURES: Mapping[str, Figure] = {
     "speedup_decode": _speedup(lambda r: ((r.last_token - r.first_token) / MS, r.decoded)),
     "speedup_ttlt": _speedup(_milliseconds("last_token")),
     "speedup_ttft": _speedup(_milliseconds("first_token")),
-    PER_TOKEN: _speedup(_per_token),
+    "speedup_per_token": _speedup(_per_token),
     BY_PROMPT: _speedup(_per_token, "range"),
     "length_ratio": Figure("median", lambda r: (1, r.meter.tokens), 0, paired=True),
     "tau_step": Figure(

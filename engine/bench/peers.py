@@ -91,8 +91,6 @@ def _answer(
 
 
 Generation: Any = GenerationConfig  # its constructor has no types
-LOOKED_UP = 10  # tokens that a look-up proposes
-MATCHED = 3  # tokens that must match at most
 DRAWN = ("temperature", "top_k", "top_p")  # settings of `sampling` that both have
 
 
@@ -117,7 +115,7 @@ def _peer(name: str, side: Side, load: Callable[..., Any]) -> Peer:
     model = load(target, options.dtype, options.device, options.weights)
     extra: dict[str, Any] = {}
     if name == LOOKUP:
-        extra = {"prompt_lookup_num_tokens": LOOKED_UP, "max_matching_ngram_size": MATCHED}
+        extra = {"prompt_lookup_num_tokens": 10, "max_matching_ngram_size": 3}
     elif name == ASSISTED and drafter is not None:
         assistant = load(drafter, options.dtype, options.device)
         config = assistant.generation_config

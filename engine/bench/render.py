@@ -16,7 +16,6 @@ from .sides import TIE, letters
 
 WIDTH = 30  # of a name or a value in a table for a terminal
 MOST = 20  # differences that are printed; the JSON document has all
-NO_ROWS = "No prompt was answered by every side."
 WORDS = {
     "different": "DIFFERENT",
     "tie": "by a numeric tie",
@@ -64,8 +63,6 @@ def cells_of(
 
 
 def markdown(experiment: Experiment, rows: Rows) -> str:
-    if not rows:
-        return f"{NO_ROWS}\n"
     heads, cells = cells_of(experiment, rows)
     fixed = 2 + len(experiment.vary)
     heads[fixed:] = [name.replace("_", " ") for name in heads[fixed:]]
@@ -165,9 +162,7 @@ def measured_words(result: Mapping[str, Any]) -> list[str]:
 
 
 SIZE = (6.4, 3.8)  # inches
-BAR = 0.26  # of height, at least
 MANY = 6  # lines with a legend next to the picture
-DPI = 110
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000", "#999933")
 MARKS = "osD^vP*X"
 STYLE_OF_PICTURES: Any = {  # with the salt the same picture is the same file
@@ -195,7 +190,7 @@ def draw_all(experiment: Experiment, rows: Rows, folder: Path) -> list[Path]:
             picture = Figure(figsize=SIZE, layout="constrained")
             axes = picture.add_subplot()
             if plot.x is None:
-                picture.set_figheight(max(SIZE[1], 1 + BAR * len(shown)))
+                picture.set_figheight(max(SIZE[1], 1 + 0.26 * len(shown)))  # each bar is visible
                 _bars(axes, plot.y, shown)
             else:
                 _lines(axes, plot.y, plot.x, shown)
@@ -204,7 +199,7 @@ def draw_all(experiment: Experiment, rows: Rows, folder: Path) -> list[Path]:
             name = "-".join(filter(None, (experiment.name, plot.y, plot.x)))
             for kind, metadata in {"svg": {"Date": None}, "png": None}.items():
                 files.append(folder / f"{name}.{kind}")
-                picture.savefig(files[-1], dpi=DPI, metadata=metadata)
+                picture.savefig(files[-1], dpi=110, metadata=metadata)
     return files
 
 

@@ -29,6 +29,7 @@ from ..run.core import Status, StopSignal
 from ..run.scoring import contexts, next_scores
 from ..run.session import Session, perform, tie
 from ..run.writer import answers_of, output_digest, refusals
+from ..shell import shortened
 
 WARM_UP = 16  # rounds of the first prompt
 
@@ -279,12 +280,8 @@ def _reason(first: Side, second: Side) -> str:
         return "accept: rejection keeps the distribution, not the tokens"
     facts, others = map(_facts, sides)
     unlike = [key for key in facts if facts[key] != others[key]]
-    return ", ".join(f"{key}: {_short(facts[key])} and {_short(others[key])}" for key in unlike)
-
-
-def _short(value: object) -> str:
-    text = str(value)
-    return text if len(text) <= 40 else f"{text[:37]}..."
+    pairs = {key: [shortened(each[key], 40) for each in (facts, others)] for key in unlike}
+    return ", ".join(f"{key}: {' and '.join(texts)}" for key, texts in pairs.items())
 
 
 def _facts(side: Side) -> dict[str, Any]:
@@ -370,30 +367,25 @@ def equality_of(pair: GraphPair, prompts: Sequence[ComparedPrompt]) -> dict[str,
     if pair.why_not:
         return {**both, "compared": False, "reason": pair.why_not}
     branches = [(one.prompt.key, b) for one in prompts for b in one.results.get(letter, ())]
+    differences = []
+    for key, branch in branches:
+        if branch.result not in (BranchAnswer.DIFFERENT, BranchAnswer.TIE):
+            continue
+        plain: Any = {"prompt": key, "branch": branch.branch, "result": str(branch.result)}
+        if (there := branch.difference) is not None:
+            plain |= asdict(there)
+            for name, token in (("reference", there.reference), ("graph", plain.pop("other"))):
+                end = {END: "stop", CUT: "length"}.get(token)  # how the answer ended instead
+                text = pair.reference.session.prompts.decode([token]) if end is None else None
+                plain[name] = {"id": None if end else token, "text": text, "end": end}
+        differences.append(plain)
     return {
         **both,
         "compared": True,
         "promised": pair.promised,
         **counts([branch for _, branch in branches]),
-        "differences": [
-            {"prompt": key, "branch": branch.branch, "result": str(branch.result)}
-            | _described(pair, branch.difference)
-            for key, branch in branches
-            if branch.result in (BranchAnswer.DIFFERENT, BranchAnswer.TIE)
-        ],
+        "differences": differences,
     }
-
-
-def _described(pair: GraphPair, difference: Difference | None) -> dict[str, Any]:
-    if difference is None:
-        return {}
-    plain = asdict(difference)
-    decode = pair.reference.session.prompts.decode
-    for key, token in (("reference", difference.reference), ("graph", plain.pop("other"))):
-        end = {END: "stop", CUT: "length"}.get(token)  # how the answer ended instead
-        text = decode([token]) if end is None else None
-        plain[key] = {"id": None if end else token, "text": text, "end": end}
-    return plain
 
 
 def counts(branches: Sequence[BranchComparison]) -> dict[str, int]:

@@ -23,8 +23,7 @@ from ..workers.start import checked_block
 if TYPE_CHECKING:
     from .reference import Bench, Check
 
-
-Checks = Callable[["Bench"], Iterator["Check"]]
+    Checks = Callable[[Bench], Iterator[Check]]
 
 
 def certificate(job: Job, options: RunOptions, quick: bool) -> dict[str, Any]:
@@ -117,7 +116,7 @@ def bench_of(job: Job, quick: bool, tell: Callable[[str], None]) -> "Bench":
     return bench
 
 
-def _groups(bench: "Bench") -> Iterator[tuple[str, str, str | Checks]]:
+def _groups(bench: "Bench") -> "Iterator[tuple[str, str, str | Checks]]":
     from . import texts
     from .gates import gate_checks
 

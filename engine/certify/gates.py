@@ -265,9 +265,7 @@ NEUTRAL = (
     *("logit_bias={}", "banned=[]", "forced=[]", "min_new_tokens=0", "top_k=0", "top_p=1.0"),
 )
 FILTER_HEAT = 3.0
-TOP_K = 3
-TOP_P = 0.5
-FILTERS = {"top_k": f"top_k={TOP_K}", "top_p": f"top_p={TOP_P}"}
+FILTERS: Mapping[str, Any] = {"top_k": 3, "top_p": 0.5}
 EDGE = 1e-3  # of a score: float noise may move equally likely tokens over a border
 
 GateResult = tuple[str, Mapping[str, float], list[str]]  # what was tried, figures, what is wrong
@@ -498,10 +496,11 @@ def neutral_sampling(*settings: str) -> tuple[str, ...]:
 def filter_gate(bench: Bench, name: str) -> GateResult:
     """Tokens that a filter of transformers cuts away are drawn without the setting only."""
     free, every = _cut_away(bench, name)
-    wrong, count = _cut_away(bench, name, FILTERS[name])
+    setting = f"{name}={FILTERS[name]}"
+    wrong, count = _cut_away(bench, name, setting)
     figures = {"tokens": count, "outside": wrong, "outside_without": free}
     text = f"at temperature {FILTER_HEAT:g}, {wrong} of {count} tokens are outside of"
-    text += f" {FILTERS[name]} that were drawn with it, {free} of {every} drawn without it"
+    text += f" {setting} that were drawn with it, {free} of {every} drawn without it"
     text += "" if free else ": too sure a model for this to tell anything"
     return text, figures, [f"{wrong} tokens should not have been drawn"] if wrong else []
 
@@ -511,7 +510,7 @@ def _cut_away(bench: Bench, name: str, *settings: str) -> tuple[int, int]:
     from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
     heat = TemperatureLogitsWarper(FILTER_HEAT)
-    keep = TopKLogitsWarper(TOP_K) if name == "top_k" else TopPLogitsWarper(TOP_P)
+    keep = (TopKLogitsWarper if name == "top_k" else TopPLogitsWarper)(FILTERS[name])
     trial = Trial(neutral_sampling(f"temperature={FILTER_HEAT}", *settings))
     outside = count = 0
     for branch, context in Rig(bench).probe(trial).answers():

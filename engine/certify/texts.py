@@ -7,7 +7,6 @@ of the ops, the graph's tokens with the twin's."""
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from itertools import chain
 from math import inf
 from typing import Any
 
@@ -108,11 +107,10 @@ def sampled_checks(bench: Bench) -> Iterator[Check]:
     for name, sets in settings.items():
         tally = bench.tally()
         results: list[BranchComparison] = []
-        for seed in range(FIRST_SEED, FIRST_SEED + seeds):
-            for pair, answer in _twin_answers(bench, sets, seed, bench.drawn_prompts):
-                results += compare_branches(pair, answer)
-                repeat = bench.repeated(pair.reference, answer.prompt)
-                tally.hold(pair.reference, answer.runs["A"].request, repeat)
+        for pair, answer in _twin_answers(bench, sets, seeds, bench.drawn_prompts):
+            results += compare_branches(pair, answer)
+            repeat = bench.repeated(pair.reference, answer.prompt)
+            tally.hold(pair.reference, answer.runs["A"].request, repeat)
         title = f"{name}, {seeds} seeds, with its drafter and without one"
         yield _equality(bench, f"sampled/{name}/twin", title, results, seeds=seeds)
         title = f"{name}, {seeds} seeds, drawn from transformers' logits"
@@ -120,18 +118,19 @@ def sampled_checks(bench: Bench) -> Iterator[Check]:
 
 
 def _twin_answers(
-    bench: Bench, sets: Sequence[str], seed: int, prompts: Sequence[Prompt]
+    bench: Bench, sets: Sequence[str], seeds: int, prompts: Sequence[Prompt]
 ) -> Answered:
-    """Prompts answered by the graph, and by its twin, the reference: without a drafter, one branch
-    after another in one sequence, in reading order."""
+    """Prompts answered with each seed by the graph, and by its twin, the reference: without a
+    drafter, one branch after another in one sequence, in reading order."""
     most = bench.extent.drawn_tokens
     slots = f"layout.kv_slots={bench.graph.layout.kv_slots}"
     order = ("layout.max_num_branches=1", "layout.order=fcfs")
     plain = ("drafter.kind=none", "layout.kind=bim", slots, *order)
-    twin = bench.side(bench.changed(*sets, *plain, seed=seed, tokens=most), "A")
-    graph = bench.side(bench.changed(*sets, seed=seed, tokens=most), "B")
-    for answer in bench.answers([twin, graph], prompts):
-        yield GraphPair(twin, graph), answer
+    for seed in range(FIRST_SEED, FIRST_SEED + seeds):
+        twin = bench.side(bench.changed(*sets, *plain, seed=seed, tokens=most), "A")
+        graph = bench.side(bench.changed(*sets, seed=seed, tokens=most), "B")
+        for answer in bench.answers([twin, graph], prompts):
+            yield GraphPair(twin, graph), answer
 
 
 def _equality(
@@ -238,16 +237,13 @@ def blended_checks(bench: Bench) -> Iterator[Check]:
             tally.hold(side, answer.runs["A"].request, made.repeated(side, answer.prompt))
         title = f"documents in the {place}, every row computed: greedy decoding of transformers"
         yield tally.check(f"blended/{place}, nothing reused", title)
-        answers = _twin_answers(made, sets, FIRST_SEED, prompts)
+        answers = _twin_answers(made, sets, 1, prompts)
         yield _reuse(made, place, f"documents in the {place}", answers)
     if skeleton is not None and skeleton.merge == "blend":
         # Finished parts, folded and blended, and the answer that is drawn behind them.
         seeds = bench.extent.seeds
         sets = (*HEATED, "skeleton.merge=blend")
-        drawn = chain.from_iterable(
-            _twin_answers(bench, sets, seed, bench.drawn_prompts)
-            for seed in range(FIRST_SEED, FIRST_SEED + seeds)
-        )
+        drawn = _twin_answers(bench, sets, seeds, bench.drawn_prompts)
         title = f"finished parts folded, temperature 1, {seeds} seeds"
         yield _reuse(bench, "combined", title, drawn)
 
@@ -323,7 +319,15 @@ def acceptance_checks(bench: Bench) -> Iterator[Check]:
     side = bench.side(bench.changed(*sets, tokens=LENGTH))
     request = side.session.request(bench.prompts[0])
     ids = [*request.prefix, *request.tail][-BEHIND:]
-    law = _law(bench, ids)
+    law: dict[Answer, float] = {(): 1.0}
+    for _ in range(LENGTH):
+        for beginning in [*law]:
+            chance = law.pop(beginning)
+            logits_V = bench.reference.logits([*ids, *beginning], bench.dtype)[-1]
+            best = logits_V.double().topk(CHOICES)
+            chances = (best.values / HEAT).softmax(-1).tolist()
+            for token, share in zip(best.indices.tolist(), chances, strict=True):
+                law[*beginning, token] = chance * share
     counts, accepted = _answers(bench, side, ids)
     strange = sum(count for answer, count in counts.items() if answer not in law)
     counts_X = torch.tensor([counts[answer] for answer in law], dtype=torch.float64)
@@ -339,19 +343,6 @@ def acceptance_checks(bench: Bench) -> Iterator[Check]:
     )
     text += f"; {strange} answers cannot be" if strange else ""
     yield Check("rejection/whole runs", p >= ALPHA and not strange, figures, text)
-
-
-def _law(bench: Bench, ids: Sequence[int]) -> dict[Answer, float]:
-    law: dict[Answer, float] = {(): 1.0}
-    for _ in range(LENGTH):
-        for beginning in [*law]:
-            chance = law.pop(beginning)
-            logits_V = bench.reference.logits([*ids, *beginning], bench.dtype)[-1]
-            best = logits_V.double().topk(CHOICES)
-            chances = (best.values / HEAT).softmax(-1).tolist()
-            for token, share in zip(best.indices.tolist(), chances, strict=True):
-                law[*beginning, token] = chance * share
-    return law
 
 
 def _answers(bench: Bench, side: Side, ids: Sequence[int]) -> tuple[Counter[Answer], int]:

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from ..run.engine import Engine
 
 GRAPH = "A shipped graph or a graph file [specsot.yaml's]."
-QUIT = ("/quit", "/exit")
-NEW = "/new"
 FINISH_NOTES = {"stop": "", "length": "cut at the budget", "cancelled": "stopped"}
 
 
@@ -42,9 +40,9 @@ def chat(options: RunOptions, graph: str | None = graph_argument(GRAPH, metavar=
         session = ChatSession(engine)
         for line in _lines():
             text = line.strip()
-            if text in QUIT:
+            if text in ("/quit", "/exit"):
                 break
-            if text == NEW:
+            if text == "/new":
                 session.past.clear()
             elif text:
                 session.turn(text)

@@ -1,12 +1,9 @@
-"""Shell completion: graphs, setting paths, experiments, runs, profiles and models. typer keeps the
-offers that start with the incomplete word. It loads no model and no torch: a function imports its
-dependencies when it is called."""
+"""Shell completion: graphs and their settings. typer keeps the offers that start with the word. It
+loads no model and no torch: a function imports its dependencies when it is called."""
 
 import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-
-import typer
 
 Offer = tuple[str, str]  # a completion and its description
 
@@ -28,34 +25,12 @@ def sides_of(incomplete: str) -> Iterator[Offer]:
         yield from ((f"{name}@{head}{comma}{text}", doc) for text, doc in settings)
         return
     yield from ((graph_name, "shipped") for graph_name in graph_names())
-    yield from _files(incomplete, (".yaml", ".yml"))
-
-
-def _files(incomplete: str, endings: tuple[str, ...]) -> Iterator[Offer]:
     head = incomplete[: incomplete.rfind("/") + 1]
     for path in sorted(Path(head).iterdir()) if Path(head).is_dir() else ():
         if path.is_dir() and not path.name.startswith("."):
             yield f"{head}{path.name}/", "folder"
-        elif path.suffix in endings:
+        elif path.suffix in (".yaml", ".yml"):
             yield f"{head}{path.name}", "file"
-
-
-def benched_of(incomplete: str) -> Iterator[Offer]:
-    from ..bench.experiment import PEERS, experiment_names
-
-    yield from ((name, "experiment") for name in experiment_names())
-    yield from ((name, "transformers") for name in PEERS)
-    yield from sides_of(incomplete)
-
-
-def peers_of(incomplete: str) -> Iterator[Offer]:
-    """Several sides, the last of which is completed."""
-    from ..bench.experiment import PEERS
-    from ..prepare.files import graph_names
-
-    head, comma, _ = incomplete.rpartition(",")
-    yield from ((f"{head}{comma}{name}", "transformers") for name in PEERS)
-    yield from ((f"{head}{comma}{name}", "shipped") for name in graph_names())
 
 
 def settings_of() -> Iterator[Offer]:
@@ -88,35 +63,4 @@ def _settings(graph: str, sets: Iterable[str]) -> Iterator[Offer]:
                 yield f"{block}.{name}={value if plain else ''}".removeprefix("."), text
 
 
-def runs_of(ctx: typer.Context) -> Iterator[Offer]:
-    """Names of kept runs, the newest first."""
-    from ..record.run_folder import LATEST, saved_runs
-
-    yield LATEST, "the newest run"
-    folder = Path(ctx.params.get("runs_dir") or "runs")
-    yield from ((saved_run.path.name, "") for saved_run in reversed(saved_runs(folder)))
-
-
-def profiles_of() -> Iterable[Offer]:
-    from ..prepare.job import read_settings
-
-    return [(name, profile.model) for name, profile in read_settings(Path())[0].profiles.items()]
-
-
-def targets_of(incomplete: str) -> Iterator[Offer]:
-    """The embedded model, the profiles' targets, and folders."""
-    yield "embedded", "comes with the package"
-    yield from ((target, name) for name, target in profiles_of())
-    yield from _files(incomplete, (".gguf",))
-
-
-BY_OPTION = {
-    "graph": sides_of,
-    "sets": settings_of,
-    "profile": profiles_of,
-    "model": targets_of,
-    "drafter_model": targets_of,
-    "refs": benched_of,
-    "against": peers_of,
-    "vary": settings_of,
-}
+BY_OPTION = {"graph": sides_of, "refs": sides_of, "sets": settings_of, "vary": settings_of}

@@ -106,7 +106,6 @@ def certify(
 
 POLICIES = "fcfs,max_throughput,sot_priority"
 ARRIVALS = "poisson:RATE or bursts:RATE:SIZE a second, or a file of JSON lines."
-SHARED = "NxTOKENS: N shared prefixes of TOKENS tokens."
 POOL = "Whose scheduler and pool: a path or a shipped name, layout bim."
 TP = "Of a cluster: workers that write an outline together, with commas."
 LINK = "Of a cluster: loopback, 10gbe, 100gbe or nvlink, with commas."
@@ -125,7 +124,7 @@ def simulate(
     answer: str = option("Tokens of an answer, or of a part.", default="16-256"),
     outline: str = option("Tokens of an outline.", default="20-60"),
     parts: str = option("Parts of an answer; 0-0: no outlines.", default="0-0"),
-    shared: str = option(SHARED, default="0x0"),
+    shared: str = option("NxTOKENS: N shared prefixes of TOKENS tokens.", default="0x0"),
     cluster: str | None = option("Workers of a cluster; several, with commas, are compared."),
     tp: str = option(TP, default="1"),
     link: str = option(LINK, default="nvlink"),
@@ -142,12 +141,10 @@ def simulate(
     `specsot simulate bim_eagle --costs costs.json --arrivals bursts:8:40 --parts 2-6`,
     `specsot simulate bim_eagle --cluster 8,64 --tp 1,4 --link nvlink --policies sot_priority`."""
     from ..record.replay import records_of
-    from ..simulate import command
+    from ..simulate import command, world
     from ..simulate.cluster import ClusterSimulation
     from ..simulate.costs import StepCost
     from ..simulate.costs import fit as fit_costs
-    from ..simulate.world import Simulation, Workload
-    from ..simulate.world import arrivals as arrivals_of
 
     if fit is not None:
         if costs is None:
@@ -160,7 +157,7 @@ def simulate(
     texts = {"prompt": prompt, "answer": answer, "outline": outline, "parts": parts}
     ranges = {name: _numbers(f"--{name}", text) for name, text in texts.items()}
     stems, tokens = _numbers("--shared", shared, "x")
-    work = Workload(**ranges, stems=stems, shared=tokens)
+    work = world.Workload(**ranges, stems=stems, shared=tokens)
     cost = StepCost() if costs is None else StepCost.load(costs)
     program = open_graph(graph, sets or ())
     names = [name for name in policies.split(",") if name]
@@ -169,15 +166,16 @@ def simulate(
     results = {}
     if cluster is None:
         for name in names:
-            world = Simulation(program.graph, cost, name, seed)
-            results[name] = command.served_by(world, arrivals_of(arrivals, requests, work, seed))
+            policy = world.Simulation(program.graph, cost, name, seed)
+            come = world.arrivals(arrivals, requests, work, seed)
+            results[name] = command.served_by(policy, come)
         show_result(as_json, command.described(results, *command.POLICIES), policies=results)
         return
     if len(names) != 1:
         raise UsageError("--cluster compares clusters under one policy: --policies NAME")
     for setup in command.cluster_setups(cluster, tp, link, shape=shape, together=together):
         clusters = ClusterSimulation(program.graph, cost, names[0], setup, seed=seed)
-        come = arrivals_of(arrivals, requests, work, seed)
+        come = world.arrivals(arrivals, requests, work, seed)
         results[setup.name] = command.served_by(clusters, come)
     show_result(as_json, command.described(results, *command.CLUSTERS), clusters=results)
 

@@ -19,7 +19,6 @@ from .options import flag, option
 EMBEDDED_MODELS = ("target", "eagle3", "eagle2", "dflash", "vanilla")
 GRAPHS = ("autoregressive", "eagle", "bim_plain", "bim_eagle")
 FIGURES = ("speedup_per_token", "ms_per_token", "tau_step", "overhead_share")
-TOKENS = 32
 
 
 def doctor(
@@ -54,7 +53,7 @@ def doctor(
             "doctor", GRAPHS, count=1, repeats=repeats, figures=FIGURES
         )
         models: Any = {"model": EMBEDDED, "drafter_model": EMBEDDED}
-        options = RunOptions(**models, threads=threads, max_new_tokens=TOKENS)
+        options = RunOptions(**models, threads=threads, max_new_tokens=32)
         report["self_test"] = result = measure(prepare_experiment(experiment, options))
         report["problems"] += result["problems"]
         if rows := [*result["rows"].values()]:

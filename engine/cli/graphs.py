@@ -133,14 +133,8 @@ def explanations() -> dict[str, dict[str, str]]:
     return {str(code): page for code, page in (pages["problems"] | pages["exits"]).items()}
 
 
-def codes_of() -> list[tuple[str, str]]:
-    return [(code, page["title"]) for code, page in explanations().items()]
-
-
 def explain(
-    code: str | None = argument(
-        "G202, or an exit code; default: a list.", metavar="CODE", autocompletion=codes_of
-    ),
+    code: str | None = argument("G202, or an exit code; default: a list.", metavar="CODE"),
     as_json: bool = MIRRORED_JSON,
 ) -> None:
     """What a problem's code or an exit code means: why, a failing example, the mending.
@@ -148,7 +142,7 @@ def explain(
     Examples: `specsot explain G202`, `specsot explain 4`, `specsot explain`."""
     pages = explanations()
     if code is None:
-        titles = dict(codes_of())
+        titles = {code: page["title"] for code, page in pages.items()}
         show_result(as_json, aligned(titles.items()), codes=titles)
         return
     name = code.upper().strip("[]")

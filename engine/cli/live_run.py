@@ -27,7 +27,6 @@ from ..view.lines import PlainView, rounds_view
 from ..view.step import Inspector, LiveStepper, PlainStepper
 from ..view.tui import Keys, LiveView, leaving_screen
 
-SCHEMA = 1
 Starts = Callable[[Session, Sequence[Prompt], Write | None], tuple[EngineCore, Recorder]]
 
 
@@ -129,7 +128,7 @@ def print_result(files: RunWriter, outcome: RunOutcome, stream: AnswerStream) ->
     path = str(folder.path) if folder.exists else None
     text = writer.answer_text(outcome.answers)
     if job.options.as_json:
-        document = {"schema_version": SCHEMA, "status": str(outcome.status)}
+        document = {"schema_version": 1, "status": str(outcome.status)}
         document |= {"answers": outcome.outputs, "metrics": outcome.metrics}
         text = json_text(document | {"digest": outcome.digest, "run_folder": path})
     elif sys.stdout.isatty():

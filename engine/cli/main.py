@@ -35,7 +35,7 @@ COMMANDS = (
     Command("serve", "serve", "Serve graphs: OpenAI's API, and a page."),
     Command("cluster", "serve", "Workers of this machine: up, status, scale, down."),
     Command("compare", "decoding", "Compare graphs: equal tokens, and the cost."),
-    Command("sweep", "decoding", "Vary settings of a graph: what each costs, the best."),
+    Command("sweep", "decoding", "Vary settings of a graph: what each costs."),
     Command("bench", "decoding", "Measure experiments: paired, with intervals, against hf."),
     Command("certify", "decoding", "Certify that a graph is lossless."),
     Command("verify-run", "runs", "Compare a run folder with plain transformers."),
@@ -89,9 +89,8 @@ def build(names: Sequence[str]) -> typer.Typer:
     """The application; only the commands of these names are imported."""
     text = "Speculative decoding x skeleton-of-thought, driven by YAML graphs."
     plain: Any = {"rich_markup_mode": None, "pretty_exceptions_enable": False}
-    app = typer.Typer(
-        name=PROGRAM, cls=Commands, help=text, epilog=EXIT_CODES, no_args_is_help=True, **plain
-    )
+    plain |= {"no_args_is_help": True, "epilog": EXIT_CODES}
+    app = typer.Typer(name=PROGRAM, cls=Commands, help=text, **plain)
     app.callback()(_root)
     for command in COMMANDS:
         if command.name not in names:

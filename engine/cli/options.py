@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import MISSING, fields, is_dataclass, replace
-from functools import wraps
+from functools import partial, wraps
 from inspect import Parameter, Signature, signature
 from pathlib import Path
 from typing import Any, get_type_hints
@@ -13,7 +13,7 @@ from typer import Argument, Option
 from ..prepare.options import OPTIONS, OptionText, RunOptions, ServeOptions, options_of
 from ..record.run_folder import LATEST
 from ..shell import print_json
-from .completing import BY_OPTION, runs_of, sides_of
+from .completing import BY_OPTION, sides_of
 
 Function = Callable[..., int | None]  # of a command; returns its exit code
 KEYWORD = Parameter.KEYWORD_ONLY
@@ -39,8 +39,7 @@ def flag(help: str, *flags: str, **more: Any) -> Any:
     return Option(False, *flags, help=help, **more)
 
 
-def graph_argument(help: str, default: Any = None, **more: Any) -> Any:
-    return Argument(default, help=help, autocompletion=sides_of, **more)
+graph_argument = partial(argument, autocompletion=sides_of)
 
 
 def declared(name: str, text: OptionText, default: Any) -> Any:
@@ -56,7 +55,7 @@ def declared(name: str, text: OptionText, default: Any) -> Any:
 
 
 WHICH = "A folder, `latest`, a graph (its newest run), or the beginning or end of a name."
-RUN = argument(WHICH, LATEST, metavar="RUN", autocompletion=runs_of)
+RUN = argument(WHICH, LATEST, metavar="RUN")
 RUNS_DIR = declared("runs_dir", options_of(ServeOptions)["runs_dir"], Path("runs"))
 JSON = declared("as_json", OPTIONS["as_json"], False)
 SETS = declared("sets", OPTIONS["sets"], None)
@@ -65,8 +64,7 @@ SETS = declared("sets", OPTIONS["sets"], None)
 def show_result(as_json: bool, lines: Iterable[str], **parts: Any) -> None:
     if as_json:
         print_json(**parts)
-        return
-    for line in lines:
+    for line in () if as_json else lines:
         print(line)
 
 
@@ -87,14 +85,12 @@ def takes(*names: str, **helps: str) -> Callable[[Function], Function]:
     """Let a command take these options of a run; it is called with them before its own parameters,
     of which a dataclass offers its options. helps: of options that mean something of its own to
     this command."""
-    offered = {
-        name: replace(OPTIONS[name], help=help, argument=False) for name, help in helps.items()
-    }
-    offered |= {name: OPTIONS[name] for name in names}
+    own: Any = {name: {"help": help, "argument": False} for name, help in helps.items()}
+    offered = {name: replace(OPTIONS[name], **own.get(name, {})) for name in (*helps, *names)}
 
     def decorate(function: Function) -> Function:
-        first, *own = signature(function).parameters.values()
-        blocks = {p.name: parameters_of(p.annotation) for p in own if is_dataclass(p.annotation)}
+        first, *rest = signature(function).parameters.values()
+        blocks = {p.name: parameters_of(p.annotation) for p in rest if is_dataclass(p.annotation)}
         blocks[first.name] = parameters_of(RunOptions, offered)
 
         @wraps(function)
@@ -106,7 +102,7 @@ def takes(*names: str, **helps: str) -> Callable[[Function], Function]:
             values[first.name] = replace(values[first.name], argv=tuple(sys.argv))
             return function(**values)
 
-        keywords = [p for each in (*own, first) for p in blocks.get(each.name, [each])]
+        keywords = [p for each in (*rest, first) for p in blocks.get(each.name, [each])]
         keywords = [each.replace(kind=KEYWORD) for each in keywords]
         command.__signature__ = Signature(keywords)  # type: ignore[attr-defined]
         return command

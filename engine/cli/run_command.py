@@ -93,8 +93,7 @@ def _save_traceback(error: BaseException, options: RunOptions, folder: RunFolder
     try:
         if folder is None or not folder.exists:
             folder = RunFolder.create(options.runs_dir, "failed")
-        text = "".join(traceback.format_exception(error))
-        write_whole(folder.path / FILE, redact(text))
+        write_whole(folder.path / FILE, redact("".join(traceback.format_exception(error))))
         return f"see {folder.path / FILE}"
     except (OSError, ValueError):
         return "its traceback could not be written"

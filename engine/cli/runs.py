@@ -4,17 +4,14 @@ Only `verify-run` needs a model; torch is imported only there, and where a trace
 import os
 import sys
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import typer
 
 from ..errors import Code, UsageError
 from ..record import run_folder
-from ..shell import complain, put
-from .completing import runs_of
+from ..shell import complain, put, shortened
 from .options import JSON, RUN, RUNS_DIR, WHICH, argument, flag, option, show_result
-
-MAX_VALUE_LENGTH = 48  # characters of a setting in a comparison
 
 runs = typer.Typer(help="Recorded runs: list, show, diff, clean.", no_args_is_help=True)
 trace = typer.Typer(help="Traces of recorded runs: export.", no_args_is_help=True)
@@ -45,15 +42,16 @@ def show(run: str = RUN, runs_dir: Path = RUNS_DIR) -> None:
 
 @runs.command()
 def diff(
-    first: str = argument(WHICH, ..., metavar="RUN", autocompletion=runs_of),
-    second: str = argument("Another.", run_folder.LATEST, metavar="RUN", autocompletion=runs_of),
+    first: str = argument(WHICH, ..., metavar="RUN"),
+    second: str = argument("Another.", run_folder.LATEST, metavar="RUN"),
     runs_dir: Path = RUNS_DIR,
     as_json: bool = JSON,
 ) -> int:
     """What differs between two runs: settings, the first token, figures; code 5 if tokens do."""
     sides = [run_folder.find_run(name, runs_dir) for name in (first, second)]
     result = run_folder.difference(*sides)
-    lines = [f"{name}: {_short(a)} | {_short(b)}" for name, (a, b) in result["settings"].items()]
+    texts = {name: [shortened(v, 48) for v in both] for name, both in result["settings"].items()}
+    lines = [f"{name}: {' | '.join(both)}" for name, both in texts.items()]
     lines = lines or ["settings: the same"]
     difference = result["first"]
     if difference is None:
@@ -63,25 +61,17 @@ def diff(
         lines.append(f"tokens: request {difference['request']} is in run {side} only")
     else:
         a, b = difference["ids"]
-        texts = difference["texts"]
+        one, other = difference["texts"]
         place = f"request {difference['request']}, {difference['where']}"
         lines.append(f"tokens: {place}, token {difference['token']}: {a} | {b}")
-        if any(texts):
-            lines.append(f"  ...{difference['before']!r} then {texts[0]!r} | {texts[1]!r}")
+        if one or other:
+            lines.append(f"  ...{difference['before']!r} then {one!r} | {other!r}")
     for name, (a, b) in result["figures"].items():
         ratio = f"  x {b / a:.2f}" if a and b else ""
-        lines.append(f"{name}: {_number(a)} | {_number(b)}{ratio}")
+        numbers = [f"{v:.4g}" if isinstance(v, float) else str(v) for v in (a, b)]
+        lines.append(f"{name}: {' | '.join(numbers)}{ratio}")
     show_result(as_json, lines, **result)
     return Code.OK if result["equal"] else Code.UNEQUAL
-
-
-def _short(value: Any) -> str:
-    text = str(value)
-    return text if len(text) <= MAX_VALUE_LENGTH else f"{text[: MAX_VALUE_LENGTH - 3]}..."
-
-
-def _number(value: Any) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 @runs.command()
@@ -152,10 +142,9 @@ def replay(
             play(player, console, keys)
     else:
         player.press("end")
-    width = console.size.width
     height = console.size.height - 1
     with console.capture() as picture:
-        last = frame(replayed.scene, replayed.snapshot(player.frame), width, height)
+        last = frame(replayed.scene, replayed.snapshot(player.frame), console.size.width, height)
         console.print(last, height=height)
     put(picture.get())
 

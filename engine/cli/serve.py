@@ -165,8 +165,7 @@ def down() -> None:
 
 
 def _put_replicas(fleet: Mapping[str, Any]) -> None:
-    count = len(fleet["replicas"])
-    put(f"{fleet['address']}: {', '.join(fleet['graphs'])}, {count} replicas\n")
+    put(f"{fleet['address']}: {', '.join(fleet['graphs'])}, {len(fleet['replicas'])} replicas\n")
     for replica in fleet["replicas"]:
         work = f"{replica['open']} requests, {replica['tokens']} tokens to write"
         again = f", started again {replica['restarts']} times" if replica["restarts"] else ""

@@ -26,7 +26,7 @@ from ..limits import default_threads, usable_cpus
 from .files import PACKAGE, is_run_file, open_source, read_source
 from .inputs import Prompt, Prompts, read_documents, read_prompts
 from .options import KEY, SETTINGS, ChosenProfile, ClusterBlock, Profile, RunOptions, flag_of
-from .repeat import Provenance, RunFile, RunResult, graph_source, prompts_of, read_run
+from .repeat import Provenance, RunFile, RunResult, graph_source, prompts_of
 
 EMBEDDED = "embedded"
 CONFIG = "specsot.yaml"
@@ -91,7 +91,8 @@ def read_config(
         there = f"there are: {', '.join(settings.profiles)}"
         raise UsageError(f"--profile {name}: no such profile{close}; {there}")
     profile = ChosenProfile(name, settings.profiles[name], sources)
-    values |= {k: v for k, v in profile.options().items() if k not in changes}
+    chosen = profile.profile.model_dump(include=set(SETTINGS), exclude_none=True)
+    values |= {k: v for k, v in chosen.items() if k not in changes}
     return replace(options, **values), profile
 
 
@@ -142,10 +143,17 @@ def prepare(options: RunOptions, folder: Path = Path(), prompts: Prompts | None 
     """Read and check all inputs of a run. The command line overrides a run.yaml's settings, prompts
     and outline; these override defaults. prompts: read already; None reads those that the options
     name. Raises UsageError, PromptError, OutlineError, GraphError: each message says where."""
-    _check(options)
+    digest = options.expect_digest
+    if digest is not None and (len(digest) < 12 or set(digest.lower()) - set("0123456789abcdef")):
+        raise UsageError("--expect-digest takes 12 to 64 hexadecimal digits")
+    if (options.step or options.breaks) and options.prompt == "-":
+        name = "--step" if options.step else "--break"
+        raise UsageError(f"{name} reads the keyboard, so the prompt cannot come from there")
+    if options.step_delay is not None and not 0 <= options.step_delay <= SLOWEST:
+        raise UsageError(f"--step-delay takes seconds, 0 to {SLOWEST}")
     config, profile = read_config(folder, options)
     graph = source = open_source(config.graph)
-    saved = read_run(source) if is_run_file(source) else None
+    saved = validated(RunFile, source) if is_run_file(source) else None
     if saved is not None:
         config, profile = read_config(folder, options, saved.options, source.file)
         graph = graph_source(source)
@@ -200,17 +208,6 @@ def prepare_graphs(graphs: Sequence[str], options: RunOptions) -> list[Job]:
     if twice := next((name for name in names if names.count(name) > 1), None):
         raise UsageError(f"graph {twice!r} is named twice")
     return jobs
-
-
-def _check(options: RunOptions) -> None:
-    digest = options.expect_digest
-    if digest is not None and (len(digest) < 12 or set(digest.lower()) - set("0123456789abcdef")):
-        raise UsageError("--expect-digest takes 12 to 64 hexadecimal digits")
-    if (options.step or options.breaks) and options.prompt == "-":
-        name = "--step" if options.step else "--break"
-        raise UsageError(f"{name} reads the keyboard, so the prompt cannot come from there")
-    if options.step_delay is not None and not 0 <= options.step_delay <= SLOWEST:
-        raise UsageError(f"--step-delay takes seconds, 0 to {SLOWEST}")
 
 
 def _with_requests(program: Program, options: RunOptions) -> Program:

@@ -73,7 +73,6 @@ STOP = "One more token id that ends an answer; may be repeated."
 SET = "Change a setting, e.g. drafter.kind=none."
 PROMPT = "The question; - reads it from standard input [specsot.yaml's]."
 DOCUMENT = "A text to answer from, or .jsonl of many (title, text); may be repeated."
-CACHE_DIR = "Folder of document chunks for graphs with `blend`."
 BREAK = "Halt only in this state; may be repeated."
 DELAY = "Seconds to wait before each transition; not counted."
 RESUME = "Continue the unfinished run of this folder; keeps its finished answers."
@@ -108,7 +107,7 @@ class RunOptions(SessionOptions):
     prompt: str = _setting(str, PROMPT, argument=True)
     prompts: Path | None = _option(None, f"Many questions: .txt (one per line) or .jsonl {JSONL}.")
     documents: Sequence[Path] = _option((), DOCUMENT, "--document", metavar="FILE")
-    cache_dir: Path | None = _option(None, CACHE_DIR)
+    cache_dir: Path | None = _option(None, "Folder of document chunks for graphs with `blend`.")
     strict: bool = _option(False, "Refuse models of which anything was assumed or ignored.")
     no_nan_check: bool = _option(False, "Do not look for values that are not finite in the target.")
     as_json: bool = _option(False, "One JSON document on stdout.", "--json")
@@ -275,7 +274,6 @@ class ClusterBlock(Spec):
 
 
 KEY = "profiles"
-OPTION_KEYS = {"model", "dtype", "weights", "stop_ids"}  # what is an option too
 LONG_FORM = BeforeValidator(lambda ref: {"model": ref} if isinstance(ref, str) else ref)
 OPTIONAL = [name for name, field in Graph.model_fields.items() if field.default is None]
 
@@ -313,9 +311,6 @@ class ChosenProfile:
     name: str
     profile: Profile
     sources: Sequence[Source]
-
-    def options(self) -> dict[str, Any]:
-        return self.profile.model_dump(include=OPTION_KEYS, exclude_none=True)
 
     def changes(self, source: Source, sets: Sequence[Change]) -> Iterator[Change]:
         """Its changes of a graph to which ``sets`` are applied afterwards: of drafters only those

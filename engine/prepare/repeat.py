@@ -14,7 +14,7 @@ from pydantic import Field, TypeAdapter
 from ...states.graph.graph import KINDS, Graph
 from ...states.text.outline import Outline, render_outline
 from ...states.yaml.source import Source, plain_scalar
-from ...states.yaml.spec import Int, Spec, validated
+from ...states.yaml.spec import Int, Spec
 from .files import RUN_MARK
 from .inputs import Prompt, read_file
 from .options import SETTINGS, RunOptions
@@ -58,11 +58,6 @@ class RunFile(Spec):
     result: RunResult | None = None
 
 
-def read_run(source: Source) -> RunFile:
-    """Raises GraphError with every problem of the file."""
-    return validated(RunFile, source)
-
-
 def graph_source(source: Source) -> Source:
     """The graph inside a run.yaml as a source of its own; positions stay those of the file."""
     inner = copy.copy(source)
@@ -87,10 +82,9 @@ def differences(then: Provenance, now: Provenance) -> Iterator[str]:
     for name in ("model_hash", "drafter_hash", "dtype", "weights", "device", "threads"):
         old, new = (getattr(made, name) for made in (then, now))
         if old and old != new:
-            what = name.replace("_hash", " weights")
             texts = (str(value) for value in (old, new))
             before, after = (f"{t[:12]}..." if len(t) == 64 else t for t in texts)
-            yield f"{what} changed: {before} then, {after} now"
+            yield f"{name.replace('_hash', ' weights')} changed: {before} then, {after} now"
     for name, old in then.versions.items():
         if (new := now.versions.get(name)) != old:
             yield f"version of {name} changed: {old} then, {new} now"

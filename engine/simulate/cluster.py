@@ -115,7 +115,8 @@ class ClusterSimulation:
             self.groups.append(group)
         self.group_loads = placement.Loads(len(self.groups))
         self.group_beginnings = placement.PrefixIndex()
-        self._token_seconds = cost.seconds(tree, 1, 0) / cost.mean_tokens
+        mean = sum(int(k) * n for k, n in cost.tokens.items()) / sum(cost.tokens.values())
+        self._token_seconds = cost.seconds(tree, 1, 0) / mean
         self._rng = random.Random(f"cluster {seed}")
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._num_planned = 0  # events ever in the heap, for their order
@@ -161,8 +162,7 @@ class ClusterSimulation:
         outlines = bool(arrival.outline) and not self.setup.together
         first = arrival
         if outlines:
-            budget = arrival.outline
-            first = replace(arrival, texts=(budget,), outline=0, budget=budget)
+            first = replace(arrival, texts=(arrival.outline,), outline=0, budget=arrival.outline)
         else:
             tokens += sum(arrival.texts)
         by_group = outlines and bool(self.groups)

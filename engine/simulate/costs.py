@@ -44,10 +44,6 @@ class StepCost:
         work = self.row * rows + self.branch * branches + self.slot * slots
         return (self.step + self.forward + work) / 1e3
 
-    @property
-    def mean_tokens(self) -> float:
-        return sum(int(k) * n for k, n in self.tokens.items()) / sum(self.tokens.values())
-
     def round_tokens(self, rng: random.Random) -> Iterator[int]:
         """Numbers of tokens committed by successive rounds, sampled by `tokens`."""
         counts, weights = zip(*((int(k), n) for k, n in self.tokens.items()), strict=True)
@@ -114,16 +110,14 @@ class Link(NamedTuple):
 
     def all_reduce(self, size: int, ranks: int) -> float:
         """Seconds of a sum of `size` bytes over the ranks."""
-        if ranks == 1:
-            return 0.0
         share = 2 * (ranks - 1)
-        return self.base + share * self.hop + share / ranks * size / self.bandwidth
+        seconds = self.base + share * self.hop + share / ranks * size / self.bandwidth
+        return seconds if ranks > 1 else 0.0
 
     def all_gather(self, size: int, ranks: int) -> float:
         """Seconds of a gather of `size` bytes in all."""
-        if ranks == 1:
-            return 0.0
-        return self.base + (ranks - 1) * (self.hop + size / ranks / self.bandwidth)
+        seconds = self.base + (ranks - 1) * (self.hop + size / ranks / self.bandwidth)
+        return seconds if ranks > 1 else 0.0
 
     def send(self, size: int) -> float:
         """Seconds of a transfer between two workers."""

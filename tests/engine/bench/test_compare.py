@@ -17,10 +17,9 @@ from helpers.commands import compare_command, sweep_command
 
 from specsot.engine.bench import sides as bench_sides
 from specsot.engine.bench.command import grid_of
-from specsot.engine.bench.comparison import Comparison, best_of, compare_jobs, document_of
+from specsot.engine.bench.comparison import Comparison, compare_jobs, document_of
 from specsot.engine.bench.experiment import (
     COMPARED,
-    PER_TOKEN,
     Experiment,
     Prepared,
     entries_of,
@@ -32,7 +31,6 @@ from specsot.engine.bench.render import console, equality_lines
 from specsot.engine.bench.sides import (
     TIE,
     BranchAnswer,
-    ComparedPrompt,
     Side,
     SideRun,
     answer_all,
@@ -47,7 +45,7 @@ from specsot.engine.prepare.options import RunOptions
 from specsot.engine.record import run_folder
 from specsot.engine.record.metrics import Meter, counted_figures
 from specsot.engine.run.api import tie
-from specsot.engine.run.core import Status, StopSignal
+from specsot.engine.run.core import StopSignal
 from specsot.engine.run.scoring import contexts, next_scores
 from specsot.states.machine import Run
 from specsot.states.request import Finish
@@ -240,7 +238,7 @@ def test_other_settings_no_promise(
     assert not pair.why_not and not pair.promised, "half precision is compared, and no promise"
 
 
-# -- grids, and the best ------------------------------------------------------------------------
+# -- grids --------------------------------------------------------------------------------------
 
 
 def test_a_grid_has_every_combination_and_the_last_path_changes_fastest() -> None:
@@ -271,27 +269,6 @@ def test_a_grid_has_every_combination_and_the_last_path_changes_fastest() -> Non
 def test_what_is_no_grid_is_refused(vary: list[str], says: str) -> None:
     with pytest.raises(UsageError, match=says):
         grid_of(vary)
-
-
-def test_the_best_is_named_with_how_surely() -> None:
-    sides: list[Any] = [SimpleNamespace(letter=k, name=f"side {k}") for k in "ABC"]
-    speeds = {"A": 1, "B": 3, "C": 2.25}
-    rows = {k: {"reference": "A", "figures": {PER_TOKEN: [v]}} for k, v in speeds.items()}
-    times = [{"A": 9, "B": 3, "C": 4}] * 2 + [{"A": 9, "B": 5, "C": 4}]
-    rounds = [
-        ComparedPrompt(
-            Prompt(str(number), "?"),
-            {k: SideRun(Meter(in_run=ns, tokens=1)) for k, ns in one.items()},
-        )
-        for number, one in enumerate(times)
-    ]
-    comparison = Comparison(Status.OK, sides, [], rounds, {})
-    pair = {"compared": True, "graph": "B", "different": 0, "unfinished": 0}
-    best = "best: B side B: 3.00 x A in time per token, faster than C in 2 of 3 rounds"
-    assert best_of(comparison, [pair], rows) == best
-    wrong = best_of(comparison, [{**pair, "different": 1}], rows)
-    assert wrong.startswith("best: C side C: 2.25 x A")
-    assert best_of(comparison, [], {"A": rows["A"], "B": {**rows["B"], "figures": {}}}) == ""
 
 
 def test_the_order_of_sides_is_drawn_for_each_round(monkeypatch: Patch) -> None:
@@ -326,12 +303,11 @@ def test_equal_graphs_end_with_0(options: RunOptions, capsys: Output) -> None:
     assert list(json.loads(capsys.readouterr().out)["rows"]) == ["bim_eagle", "bim_eagle (B)"]
 
 
-def test_a_sweep_shows_each_cost_and_the_best(options: RunOptions, capsys: Output) -> None:
+def test_a_sweep_shows_each_cost(options: RunOptions, capsys: Output) -> None:
     grid = ("drafter.num_draft_tokens=4,6", "layout.kind=bim,batching")
     assert sweep_command("bim_eagle@drafter.draft_depth=3", grid, options) == Code.OK
     out, _ = capsys.readouterr()
     assert "D and A: 4 of 4 branches equal" in out and "batching" in out
-    assert "best: " in out and "of 2 rounds" in out.splitlines()[-1]
 
 
 def test_a_broken_promise_ends_with_5(

@@ -11,7 +11,6 @@ from helpers.commands import CommandLine
 
 from specsot.engine.cli.main import COMMANDS
 from specsot.engine.prepare.files import graph_names
-from specsot.states.yaml.source import ProblemCode
 
 Ask = Callable[..., list[str]]
 
@@ -73,10 +72,8 @@ def test_settings_of_the_graph_that_is_named(bash: Ask) -> None:
     assert "drafter.gamma=5" in other
 
 
-def test_experiments_peers_and_what_they_are_against(bash: Ask) -> None:
-    offered = bash("bench", "")
-    assert {"drafters", "hf-assisted", "eagle", "mine.yaml"} <= set(offered)
-    assert bash("bench", "eagle", "--against", "hf,hf-a") == ["hf,hf-assisted"]
+def test_bench_completes_its_graphs_and_settings(bash: Ask) -> None:
+    assert {"eagle", "mine.yaml"} <= set(bash("bench", ""))
     assert bash("bench", "eagle", "--vary", "layout.ki") == ["layout.kind=bim"]
 
 
@@ -89,22 +86,10 @@ def test_other_shells_complete_settings_after_a_graph(ask: Ask) -> None:
     assert offered[0].startswith("eagle@layout.kind=paged,drafter.top_k=")
 
 
-def test_runs_profiles_models_and_codes(bash: Ask) -> None:
-    names = ["20260102T000000Z-ngram-00000b", "20260101T000000Z-eagle-00000a"]
-    assert bash("runs", "show", "") == bash("trace", "export", "") == ["latest", *names]
-    assert bash("runs", "diff", names[1], "20260102") == names[:1]
-    assert bash("verify-run", "lat") == ["latest"]
-    Path("specsot.yaml").write_text("profiles: {mine: {model: my/model}}")
-    assert "mine" in bash("run", "--profile", "") and bash("run", "--profile", "smo") == ["smollm2"]
-    assert bash("run", "--model", "my/") == ["my/model"]
-    assert "embedded" in bash("run", "--model", "")
-    assert bash("explain", "G20") == [code for code in ProblemCode if code.startswith("G20")]
-
-
 def test_what_is_broken_offers_nothing_and_no_model_is_imported(bash: Ask) -> None:
     Path("specsot.yaml").write_text("graph: [")
     Path("broken.yaml").write_text("{")
-    assert bash("run", "--set", "dr") == [] and bash("run", "--profile", "") == []
+    assert bash("run", "--set", "dr") == []
     assert bash("run", "broken.yaml", "--set", "dr") == []
     assert bash("run", "no/such/folder/") == []
     script = "import sys\nfrom specsot.engine.cli.main import main\ntry: main()\nfinally: "

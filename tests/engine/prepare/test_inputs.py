@@ -20,6 +20,7 @@ from specsot.states.graph.load import load_program, op_table
 from specsot.states.text.documents import Document
 from specsot.states.text.outline import Outline, parse_outline, render_outline
 from specsot.states.yaml.source import Source
+from specsot.states.yaml.spec import validated
 
 
 def test_text_lines_are_keyed_by_line_number(tmp_path: Path) -> None:
@@ -197,7 +198,10 @@ def written(prompts: tuple[Prompt, ...], outline: Outline | None = None) -> Sour
 
 def survives(*prompts: Prompt) -> bool:
     source = written(prompts)
-    return is_run_file(source) and repeat.prompts_of(repeat.read_run(source), source) == prompts
+    return (
+        is_run_file(source)
+        and repeat.prompts_of(validated(repeat.RunFile, source), source) == prompts
+    )
 
 
 @settings(deadline=None, max_examples=60)
@@ -248,7 +252,7 @@ def test_a_run_holds_the_whole_graph_and_needs_no_base(tmp_path: Path) -> None:
 
 def test_the_outline_survives() -> None:
     outline = parse_outline('PLAN\n1|60|-|-|A: "b" #c\n2|70|Search|1|é\nEND', max_branches=8)
-    run = repeat.read_run(written((Prompt("1", "?"),), outline))
+    run = validated(repeat.RunFile, written((Prompt("1", "?"),), outline))
     assert run.outline == render_outline(outline.points) + "\n"
     assert not any(map(is_run_file, (PROGRAM.source, Source("[]", "x.yaml"))))
 
