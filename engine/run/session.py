@@ -256,15 +256,13 @@ def _taps(drafter: Drafter, models: Models) -> tuple[int, ...]:
     size = torch.arange(models.target.hidden_size, device=models.device)
     for part, ids in zip(drafter.parts, tap_ids, strict=True):
         if ids and ids != taps:
-            columns = [size + taps.index(tap) * len(size) for tap in ids]
-            part.columns_F = torch.cat(columns)
+            part.columns_F = torch.cat([size + taps.index(tap) * len(size) for tap in ids])
     return tuple(taps)
 
 
 def derive_seed(seed: int, key: str) -> int:
     """A request's seed from the run's seed and its stable key; never from arrival order."""
-    text = f"{seed}/{key}".encode()
-    return int.from_bytes(hashlib.sha256(text).digest()[:8], "big") >> 1
+    return int.from_bytes(hashlib.sha256(f"{seed}/{key}".encode()).digest()[:8], "big") >> 1
 
 
 def _opener(kind: Callable[P, SessionOptions]) -> Callable[P, Session]:
@@ -342,8 +340,7 @@ def prompt_book(graph: Graph, models: Models) -> PromptBook:
         return book()
     if skeleton.format not in ("auto", template.format):
         message = f"its outlines are {template.format!r}, the graph says {skeleton.format!r}"
-        where = "template.format"
-        raise GraphError([Problem(template.name, where, message, ProblemCode.TEXTS)])
+        raise GraphError([Problem(template.name, "template.format", message, ProblemCode.TEXTS)])
     settings: Any = {"max_branches": skeleton.max_branches, "tools": skeleton.tools}
     return book(share=skeleton.share, **settings)
 

@@ -36,8 +36,6 @@ from .placement import assign_branches, expected_length
 from .protocol import Assign, CountWork, Output, Regroup, Regrouped, WorkCounts, summed
 from .worker_groups import NO_GROUP, RECEIVE_INTERVAL, RunWorker, WorkerGroup, WorkerGroups
 
-MACHINE = "machines/cluster"
-
 # -- a request ------------------------------------------------------------------------------------
 
 
@@ -102,8 +100,7 @@ class RequestState:
         return MigratedRequest(self.prefix, migrated, arrival=arrival)
 
     def branch_of(self, index: int) -> Branch | None:
-        branches = self.request.all_branches()
-        return next((branch for branch in branches if branch.index == index), None)
+        return next((one for one in self.request.all_branches() if one.index == index), None)
 
     def end_(self, index: int, finish: Finish, note: str) -> None:
         """End a branch; a request ends with an outline that cannot be written, or a branch that
@@ -437,13 +434,10 @@ class ClusterRecorder(Recorder):
         counts = director.count_()
         present = director.workers.workers
         weights = {one.name: one.greeting.weights for one in present if one.greeting}
-        meter = Meter(marks=self.meter.marks)
-        meters = [Meter.of(one.counts) for one in counts.values()]
-        for part in (*meters, self.meter):
-            meter.add(part)
-            for key, lengths in part.requests.items():
-                meter.requests.setdefault(key, Counter()).update(lengths)
-        meter.most_active = max((part.most_active for part in meters), default=0)
+        meter = Meter.of(summed([one.counts for one in counts.values()]) or {})
+        meter.add(self.meter)  # the director's own, without forwards
+        meter.marks = self.meter.marks
+        meter.most_active = max((one.counts["most_active"] for one in counts.values()), default=0)
         meter.tokens = sum(director.tokens.values())
         memory: dict[str, Any] = summed([held for one in counts.values() for held in one.memory])
         memory["host_reads"]["per_round"] = ratio(memory["host_reads"]["total"], meter.forwards)
@@ -460,8 +454,8 @@ class ClusterRecorder(Recorder):
             }
             for name, worker in counts.items()
         ]
-        lost = director.workers.losses
-        cluster = {"workers": workers, "lost": lost, "regroup": director.figures}
+        losses = director.workers.losses
+        cluster = {"workers": workers, "lost": losses, "regroup": director.figures}
         return {**counted_figures(meter), **memory, "cluster": cluster}
 
 
@@ -474,6 +468,6 @@ def directed(
     director = Director(session, workers)
     director.states = [RequestState(session, director.table, prompt) for prompt in prompts]
     board = {"cluster": director, "branches": director.table, "prompts": session.prompts}
-    run = EngineCore(open_graph(MACHINE), board, recorder)
+    run = EngineCore(open_graph("machines/cluster"), board, recorder)
     recorder.attach(run)
     return run, recorder

@@ -41,7 +41,6 @@ REPORT_INTERVAL = 0.25  # seconds between two `Counts`
 PICTURE_INTERVAL = 0.125  # seconds
 HEARTBEAT_INTERVAL = 0.5  # seconds
 MAX_MOVES = 24  # of a picture
-FIRST_KEY = "1"  # of the only prompt of a run, from which its coins follow
 
 
 @dataclass(slots=True)
@@ -280,7 +279,7 @@ class ServedGraph(WorkerEngine):
         limit = message.prompt.max_new_tokens
         prompt = replace(
             message.prompt,
-            seed=derive_seed(message.prompt.seed or 0, FIRST_KEY),
+            seed=derive_seed(message.prompt.seed or 0, "1"),  # as the only prompt of a run
             max_new_tokens=None if limit is None else max(limit, 1),
         )
         settings = self._settings(message)
@@ -501,11 +500,10 @@ def _send_heartbeats(pipe: protocol.WorkerSocket, stuck: Callable[[], float] = l
 
 def main() -> None:
     """Entry of a child process: its only argument is the number of its end of the socket."""
-    connection = socket.socket(fileno=int(sys.argv[1]))
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     code = int(Code.FAILED)
     try:
-        code = WorkerProcess().serve(connection)
+        code = WorkerProcess().serve(socket.socket(fileno=int(sys.argv[1])))
     except Exception as error:
         complain(f"the engine's process ends: {message_of(error)}")
     finally:

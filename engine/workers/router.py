@@ -89,9 +89,7 @@ class Router(Membership[Replica]):
     @property
     def counts(self) -> CountsByGraph:
         """Counters of the engines of each graph, over all replicas."""
-        counts = [self._past_counts, *(one.counts for one in self.links)]
-        total: CountsByGraph = protocol.summed(counts)
-        return total
+        return dict(protocol.summed([self._past_counts, *(one.counts for one in self.links)]))
 
     @property
     def replicas(self) -> list[dict[str, Any]]:
@@ -256,7 +254,9 @@ class Router(Membership[Replica]):
         blocked = ticket.isolated and any(
             other.isolated and other.replica is not None for other in self._tickets.values()
         )
-        request = ticket.remaining_request
+        request = ticket.request
+        if ticket.losses and isinstance(request, protocol.Submit) and request.timeout is not None:
+            request = request._replace(timeout=max(ticket.remaining_seconds, 0.001))
         replicas = [one for one in self.links if one.ready and not (blocked or one.draining)]
         while replica := choose_(request, replicas, self._beginnings):
             if replica.send(request):
@@ -366,8 +366,7 @@ def replica_control(router: Router, address: str) -> AbstractAsyncContextManager
                 await router.scale(order["count"], lambda line: reply({"line": line}))
             elif order["do"] == "end":
                 await router.close()
-            graphs = [*router.graphs]
-            reply({"address": address, "graphs": graphs, "replicas": router.replicas})
+            reply({"address": address, "graphs": [*router.graphs], "replicas": router.replicas})
         except ClusterError as error:
             reply({"failed": str(error)})
         finally:

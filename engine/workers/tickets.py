@@ -228,11 +228,3 @@ class Ticket:
     def remaining_seconds(self) -> float:
         timeout = self.request.timeout if isinstance(self.request, Submit) else None
         return float("inf") if timeout is None else self._start_time + timeout - monotonic()
-
-    @property
-    def remaining_request(self) -> Request:
-        """The request with its remaining time."""
-        request = self.request
-        if not isinstance(request, Submit) or request.timeout is None or not self.losses:
-            return request
-        return request._replace(timeout=max(self.remaining_seconds, 0.001))

@@ -139,8 +139,7 @@ class WorkerGroups(Membership[RunWorker]):
             counts = Counter(worker.part for worker in self.workers)
             part = min(range(self.source.parts), key=lambda part: counts[part])
             number = next(self._numbers)
-            host = self.source.host(number, part)
-            worker = RunWorker(f"worker-{number}", host, self, part=part)
+            worker = RunWorker(f"worker-{number}", self.source.host(number, part), self, part=part)
             self._loop.call_soon(self.start, worker)
             self.workers.append(worker)
 
