@@ -53,9 +53,7 @@ MAX_RUNS = 200
 MAX_VIEWERS = 16
 NO_STORE = {"cache-control": "no-cache"}
 OWNER = "specsot"
-UNSAFE = re.compile(
-    r"[^!-+\--~]"
-)  # in a header: not printable, or a separator
+UNSAFE = re.compile(r"[^!-+\--~]")  # in a header: not printable, or a separator
 PING = 15  # seconds between comments on a stream on which nothing happens
 
 

@@ -237,9 +237,7 @@ class Director:
         ended, is dropped."""
         id = output.request if isinstance(output, Committed) else output.id
         state, group = self._assignments.get(id, (None, None))
-        if state is None or group is None or group.leader is not worker:
-            return
-        if state.request.finished:  # another branch of it has failed
+        if state is None or group is None or group.leader is not worker or state.request.finished:
             return
         if isinstance(output, Committed):
             if (branch := state.branch_of(output.branch)) is not None:
@@ -267,9 +265,8 @@ class Director:
         while set(state.assigned.values()) - state.holders:
             group = self.workers.group
             source = state.source
-            if source is None or any(worker not in group for worker in source.workers):
-                return
-            if not (state.rows and self.workers.complete and len(group) > 1):
+            possible = state.rows and self.workers.complete and len(group) > 1
+            if source is None or not possible or any(one not in group for one in source.workers):
                 return
             order = Regroup(
                 number=next(self._numbers),
@@ -290,13 +287,9 @@ class Director:
             state.holders |= {one for one in decoders if stored.issuperset(one.workers)}
             failed = {worker: reply.error for worker, reply in replies.items() if reply.error}
             self.workers.members -= failed.keys()
-            figures = {
-                "bytes": sum(reply.bytes for reply in replies.values()),
-                "seconds": seconds,
-                "collective_seconds": max(
-                    (one.collective for one in replies.values()), default=0.0
-                ),
-            }
+            figures = {"bytes": sum(one.bytes for one in replies.values()), "seconds": seconds}
+            collectives = (one.collective for one in replies.values())
+            figures["collective_seconds"] = max(collectives, default=0.0)
             record = {"event": "regroup", "request": state.request.key, "rows": list(state.rows)}
             why = {"why": [*failed.values()]} if failed else {}
             self.workers.report(record | figures | why)

@@ -227,11 +227,10 @@ class WorkerGroups(Membership[RunWorker]):
         self._size = len(workers)
         self._groups = {}
         orders = {}
+        port = self._store.port
         for rank, worker in enumerate(workers):
             worker.single.number = rank
-            orders[worker] = FormGroup(
-                self.epoch, rank, len(workers), self._store.port, block=self.block
-            )
+            orders[worker] = FormGroup(self.epoch, rank, self._size, port, block=self.block)
         replies: dict[RunWorker, Grouped] = self.collect_(Grouped, self.epoch, orders)
         self.members = {worker for worker, reply in replies.items() if not reply.error}
         members = self.group
