@@ -338,9 +338,8 @@ class Engine:
         self._inbox.close()
         if cancel:
             with self._lock:
-                requests = [*self._handles]
-            for request in requests:
-                self._inbox.end(request, Finish.CANCELLED)
+                for request in self._handles:
+                    self._inbox.end(request, Finish.CANCELLED)
         if not self.threaded:
             self._run()
         elif self._thread is not current_thread():

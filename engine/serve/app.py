@@ -249,7 +249,6 @@ STREAMED = {
     "description": "The answer; with `stream` its chunks, and `[DONE]`.",
     "content": {"text/event-stream": {"schema": {"description": "Server-sent events."}}},
 }
-TEXT = {"content": {"text/plain": {"schema": {"type": "string"}}}}
 STATUSES: dict[int | str, str] = {
     400: "A field is wrong; `param` names it.",
     401: "No valid API key.",
@@ -294,7 +293,7 @@ def build_app(api: Api) -> FastAPI:
         if path in GENERATION_PATHS:
             responses[200] = STREAMED
         elif function == api.metrics:
-            responses[200] = TEXT
+            responses[200] = {"content": {"text/plain": {"schema": {"type": "string"}}}}
         app.add_api_route(
             path,
             function,

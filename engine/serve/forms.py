@@ -18,7 +18,6 @@ from .fields import RequestPart, Text
 MAX_CALLS = 8  # of one answer
 HEAD = re.compile(r'[\[,]\{"name":("[^"]*"),"arguments":')  # of a call
 DECODER = json.JSONDecoder()
-NO_ARGUMENTS = {**ANY_OBJECT, "properties": {}}
 TOOLS_TEXT = """You can call these functions:
 {functions}
 To call them, answer only with a JSON list: [{{"name":NAME,"arguments":{{}}}}]"""
@@ -54,7 +53,7 @@ def tools_grammar(tools: Sequence[Tool], choice: ToolChoice, *, several: bool) -
     """The grammar of answers that call tools, or may call them; raises GrammarError."""
     functions = {}
     for tool in tools:
-        schema = tool.function.parameters or NO_ARGUMENTS
+        schema = tool.function.parameters or {**ANY_OBJECT, "properties": {}}
         if schema.get("type", "object") != "object":
             raise GrammarError(f"the parameters of {tool.function.name} must be an object")
         functions[tool.function.name] = schema

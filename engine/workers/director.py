@@ -447,8 +447,7 @@ class ClusterRecorder(Recorder):
             }
             for name, worker in counts.items()
         ]
-        losses = director.workers.losses
-        cluster = {"workers": workers, "lost": losses, "regroup": director.figures}
+        cluster = {"workers": workers, "lost": director.workers.losses, "regroup": director.figures}
         return {**counted_figures(meter), **memory, "cluster": cluster}
 
 

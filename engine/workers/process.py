@@ -205,12 +205,7 @@ class ServedRequest(OpenRequest):
 
 
 class Refusal(ValueError):
-    """A request that cannot run; param: the field to blame, code: for clients."""
-
-    def __init__(self, message: str, param: str | None = None, code: str | None = None) -> None:
-        super().__init__(message)
-        self.param = param
-        self.code = code
+    """A request that cannot run. args: the fields of `Refused` after its id."""
 
 
 class ServedGraph(WorkerEngine):
@@ -245,7 +240,7 @@ class ServedGraph(WorkerEngine):
         try:
             prompt, settings, prompt_tokens = self.build(message)
         except Refusal as error:
-            self.send(protocol.Refused(message.id, str(error), error.param, error.code))
+            self.send(protocol.Refused(message.id, *error.args))
         except Exception as error:  # also of a model's tokenizer
             text = "prompt" if message.raw else "messages"
             param = text if isinstance(error, PromptError) else None
@@ -308,8 +303,7 @@ class ServedGraph(WorkerEngine):
     def _raw(self, text: str) -> list[int]:
         """A text's ids after the tokenizer's leading token; the text may be blank."""
         check_question(f"{text}.")
-        leading = [] if self._leading is None else [self._leading]
-        return leading + self._encoder.text(text)
+        return ([] if self._leading is None else [self._leading]) + self._encoder.text(text)
 
     def _settings(self, message: protocol.Submit) -> RequestSettings:
         graph = self.session.program.graph

@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 
     Starts = Callable[..., tuple[EngineCore, Recorder]]  # as `recorded`
 
-SINGLE_OPTIONS = ("step", "breaks", "step_delay", "explain_rounds", "probe_blend")
-
 
 def divided(job: Job, workers: int | None = None) -> Job:
     """The job with the threads of one of its workers: those of the machine, divided."""
@@ -41,7 +39,7 @@ def divided(job: Job, workers: int | None = None) -> Job:
 
 def check_cluster(job: Job, block: ClusterBlock) -> None:
     """Raise UsageError for what only one engine does, and for groups that cannot be formed."""
-    for name in SINGLE_OPTIONS:
+    for name in ("step", "breaks", "step_delay", "explain_rounds", "probe_blend"):
         if getattr(job.options, name):
             raise UsageError(f"{flag_of(name)} looks into one engine: not with --workers")
     graph = job.program.graph

@@ -110,15 +110,15 @@ def _is_outlined(request: Submit, facts: Mapping[str, Any]) -> bool:
     return bool(facts.get("skeleton")) and not (request.raw or request.settings.plain)
 
 
+@dataclass
 class DeliveredStream:
     """The output of a request that its client has received. A second run of the request repeats it,
     in steps of other sizes: `new_part` drops what the client has. Texts, scores and events of a
     branch come in the same order in every run."""
 
-    def __init__(self) -> None:
-        self._delivered: dict[tuple[str, int], list[Any]] = {}
-        self._at: Counter[tuple[str, int]] = Counter()
-        self._tokens = 0
+    _delivered: dict[tuple[str, int], list[Any]] = field(default_factory=dict)
+    _at: Counter[tuple[str, int]] = field(default_factory=Counter)
+    _tokens: int = 0
 
     def restart_(self) -> None:
         """The request runs again from its beginning."""

@@ -21,8 +21,6 @@ MAX_FAILURES = 3  # workers in a row that are lost before they were in a group
 RECEIVE_INTERVAL = 0.2  # seconds that one call waits for messages at most
 NO_GROUP = -1
 
-Report = Callable[[Mapping[str, Any]], None]
-
 
 @dataclass(eq=False)
 class RunWorker(WorkerLink):
@@ -75,7 +73,7 @@ class WorkerGroups(Membership[RunWorker]):
         super().__init__(source, HangLimits(block.deadline))
         self._store = open_store(block.interface, block.deadline)
         self.block = block
-        self.report: Report = lambda record: None
+        self.report: Callable[[Mapping[str, Any]], None] = lambda record: None
         self.on_output: Callable[[RunWorker, Output], None] = lambda worker, output: None
         self.workers: list[RunWorker] = []
         self.epoch = NO_GROUP
