@@ -292,8 +292,7 @@ class ReadingOrder:
 
     @classmethod
     def of(cls, graph: Graph, *, raw: bool = False) -> "ReadingOrder":
-        skeleton = graph.skeleton
-        return cls(skeleton is not None and skeleton.merge != "concat", raw)
+        return cls(graph.skeleton is not None and graph.skeleton.merge != "concat", raw)
 
     def read(self, event: StreamEvent) -> str:
         if isinstance(event, OutlineRead):

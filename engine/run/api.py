@@ -146,8 +146,7 @@ def _generated(
     stops: int | Sequence[int] | None,
 ) -> Generated:
     """One run of its own; sets: settings of the graph, before those of the options."""
-    values = {path: v if isinstance(v, str) else json.dumps(v) for path, v in sets.items()}
-    settings = [f"{path}={value}" for path, value in values.items()]
+    settings = [f"{k}={v if isinstance(v, str) else json.dumps(v)}" for k, v in sets.items()]
     session = open_session(graph, **{**options, "sets": [*settings, *options.get("sets", ())]})
     request = session.request(Prompt("1", inputs if isinstance(inputs, str) else "ids"))
     if not isinstance(inputs, str):

@@ -77,10 +77,6 @@ class Handle:
         self._events = StreamEvents(self.settings.contexts)
 
     @property
-    def key(self) -> str:
-        return self.prompt.key
-
-    @property
     def done(self) -> bool:
         """True once the answer is ready, or the engine has stopped."""
         return self._error is not None or self._last is not None
@@ -102,14 +98,12 @@ class Handle:
         """Emit what is new in the request's branches."""
         self.emit([*self._events.new(request, step, manager.reused)])
 
-    def fail(self, error: BaseException) -> None:
-        self._error = error
-        self.emit(())
-
-    def emit(self, events: Sequence[TokenEvent]) -> None:
-        if not events and self._error is None:
+    def emit(self, events: Sequence[TokenEvent], error: BaseException | None = None) -> None:
+        """Add events, or the error that has stopped the engine."""
+        if not events and error is None:
             return
         with self._changed:
+            self._error = error
             self._emitted += events
             self._changed.notify_all()
             wakers = [*self._wakers]
@@ -140,19 +134,13 @@ class Handle:
 
     async def aresult(self) -> Answer:
         """The same as `result`, awaited."""
-        async for _ in self._token_events():
+        async for _ in self.astream():
             pass
         return self._answer()
 
     async def astream(self) -> AsyncIterator[StreamEvent]:
         """The same as `stream`, for `async for`."""
         detokenizer = Detokenizer(self.engine.decode)
-        async for events in self._token_events():
-            for event in detokenizer.events(events):
-                yield event
-        self._answer()
-
-    async def _token_events(self) -> AsyncIterator[list[TokenEvent]]:
         changed = asyncio.Event()
         wake = partial(asyncio.get_running_loop().call_soon_threadsafe, changed.set)
         with self._changed:
@@ -163,7 +151,8 @@ class Handle:
                 changed.clear()
                 if events := self.since(position):
                     position += len(events)
-                    yield events
+                    for event in detokenizer.events(events):
+                        yield event
                 elif self.engine.threaded:
                     await changed.wait()
                 else:
@@ -172,6 +161,7 @@ class Handle:
         finally:
             with self._changed:
                 self._wakers.discard(wake)
+        self._answer()
 
     def _is_read(self, position: int) -> bool:
         """Whether nothing follows the first `position` events."""
@@ -348,9 +338,8 @@ class Engine:
         self._inbox.close()
         if cancel:
             with self._lock:
-                requests = [*self._handles]
-            for request in requests:
-                self._inbox.end(request, Finish.CANCELLED)
+                for request in self._handles:
+                    self._inbox.end(request, Finish.CANCELLED)
         if not self.threaded:
             self._run()
         elif self._thread is not current_thread():
@@ -451,4 +440,4 @@ class Engine:
             handles = self._handles
             self._handles = {}
         for handle in handles.values():
-            handle.fail(error)
+            handle.emit((), error)

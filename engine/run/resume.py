@@ -88,8 +88,7 @@ class EarlierRun:
         """Its manifest while it goes on. manifest: of a run that starts now."""
         again = {name: manifest[name] for name in ("started", "argv")} | {"kept": len(self.lines)}
         before = {name: value for name, value in self.manifest.items() if name not in ENDS}
-        resumed = [*before.get("resumed", ()), again]
-        return {**before, "status": Status.RUNNING, "resumed": resumed}
+        return {**before, "status": Status.RUNNING, "resumed": [*before.get("resumed", ()), again]}
 
 
 def answer_from(line: Mapping[str, Any]) -> Answer:

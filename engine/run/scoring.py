@@ -172,9 +172,8 @@ def next_scores(models: Models, branch: Branch, context: Sequence[int], place: i
     """[V] `match_scores` from the target's logits."""
     ids = [*context, *branch.tokens[:place]]
     kv = new_pool(models.target, len(ids), 1, models)
-    last = len(ids) - 1
     segments = context_segments(branch)
-    output = prefill(models.target, ids, kv, first_logits=last, segments=segments)
+    output = prefill(models.target, ids, kv, first_logits=len(ids) - 1, segments=segments)
     return match_scores(output.logits_RV[0], branch, context, place)
 
 
@@ -232,30 +231,23 @@ class Scorer:
             stop = min(start + MAX_SCORED_ROWS, len(rows) - 1)
             first = min(max(start, unscored - 1), stop - 1)
             chunk = rows[start:stop]
-            first_row = first - start
             output = prefill(
-                self._models.target, chunk, self._kv, start=self._rows, first_logits=first_row
+                self._models.target, chunk, self._kv, start=self._rows, first_logits=first - start
             )
             self._rows += stop - start
-            if stop > unscored - 1:
-                ids_R = torch.tensor(rows[first + 1 : stop + 1], device=self._models.device)
-                scores += _token_scores(output.logits_RV, ids_R, top)
+            if stop <= unscored - 1:
+                continue
+            ids_R1 = torch.tensor(rows[first + 1 : stop + 1], device=self._models.device)[:, None]
+            logs_RV = output.logits_RV.double().log_softmax(-1)
+            best = logs_RV.topk(min(max(top, 1), logs_RV.shape[1]), dim=-1)
+            numbers_RC = torch.cat([logs_RV.gather(1, ids_R1), best.values], 1).view(torch.int64)
+            count = best.indices.shape[1]
+            for row in HostReader().read(torch.cat([ids_R1, numbers_RC, best.indices], 1)):
+                logprob, *logprobs = row[1:-count].view("float64").tolist()
+                pairs = zip(row[-count:].tolist(), logprobs, strict=True)
+                scores.append(TokenScore(int(row[0]), logprob, tuple(pairs)[:top]))
         self._pending = rows[-1:]
         return scores
-
-
-def _token_scores(logits_RV: Tensor, ids_R: Tensor, top: int) -> list[TokenScore]:
-    logs_RV = logits_RV.double().log_softmax(-1)
-    logs_R1 = logs_RV.gather(1, ids_R[:, None])
-    best = logs_RV.topk(min(max(top, 1), logs_RV.shape[1]), dim=-1)
-    numbers_RC = torch.cat([logs_R1, best.values], 1).view(torch.int64)
-    count = best.indices.shape[1]
-    scores = []
-    for row in HostReader().read(torch.cat([ids_R[:, None], numbers_RC, best.indices], 1)):
-        logprob, *logprobs = row[1:-count].view("float64").tolist()
-        pairs = zip(row[-count:].tolist(), logprobs, strict=True)
-        scores.append(TokenScore(int(row[0]), logprob, tuple(pairs)[:top]))
-    return scores
 
 
 # -- durations ------------------------------------------------------------------------------------
@@ -280,9 +272,6 @@ def costs_of(models: Models, block: DrafterSettings | None, drafter: Any) -> Rou
         reason = "ranks that decode together cannot measure what forwards cost: give drafter.costs"
         raise ModelError(target.config.path, reason)
 
-    def target_logits(kv: KVCache, start: int, count: int) -> Tensor:
-        return prefill(target, [1] * count, kv, start=start).logits_RV
-
     def drafter_logits(kv: KVCache, start: int, count: int) -> Tensor:
         slots_1Q = torch.arange(start, start + count, device=kv.data.device)[None]
         attention = AttentionPlan.causal(count, kv.data.device, start)
@@ -290,7 +279,11 @@ def costs_of(models: Models, block: DrafterSettings | None, drafter: Any) -> Rou
         logits: Tensor = kind.logits(drafter, text)
         return logits
 
-    target_costs = _measured(models, target, target_logits)
+    target_costs = _measured(
+        models,
+        target,
+        lambda kv, start, count: prefill(target, [1] * count, kv, start=start).logits_RV,
+    )
     if drafter is None or not block.has_model:
         return RoundCosts(target_costs, Curve((), ()))
     kind: Any = drafter_class(block.kind)

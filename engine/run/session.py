@@ -21,7 +21,7 @@ from ...states.graph.plugins import drafter_class
 from ...states.machine import Sink
 from ...states.manager import BranchStateManager
 from ...states.prompt_builder import PromptBuilder
-from ...states.request import Request, limit_to_part_, resume_
+from ...states.request import Request, limit_to_part_
 from ...states.request_table import RunLimits
 from ...states.scheduler import Inbox
 from ...states.text.documents import CHUNK_TOKENS
@@ -190,8 +190,6 @@ class Session:
             request.combine = self.prompts.combine()
         if settings.handed is not None:
             limit_to_part_(request, settings.handed)
-        if settings.resumed:
-            resume_(request, settings.resumed)
         return request
 
     def start(self, prompts: Iterable[Prompt | Request], sink: Sink) -> EngineCore:
@@ -258,15 +256,13 @@ def _taps(drafter: Drafter, models: Models) -> tuple[int, ...]:
     size = torch.arange(models.target.hidden_size, device=models.device)
     for part, ids in zip(drafter.parts, tap_ids, strict=True):
         if ids and ids != taps:
-            columns = [size + taps.index(tap) * len(size) for tap in ids]
-            part.columns_F = torch.cat(columns)
+            part.columns_F = torch.cat([size + taps.index(tap) * len(size) for tap in ids])
     return tuple(taps)
 
 
 def derive_seed(seed: int, key: str) -> int:
     """A request's seed from the run's seed and its stable key; never from arrival order."""
-    text = f"{seed}/{key}".encode()
-    return int.from_bytes(hashlib.sha256(text).digest()[:8], "big") >> 1
+    return int.from_bytes(hashlib.sha256(f"{seed}/{key}".encode()).digest()[:8], "big") >> 1
 
 
 def _opener(kind: Callable[P, SessionOptions]) -> Callable[P, Session]:
@@ -344,10 +340,8 @@ def prompt_book(graph: Graph, models: Models) -> PromptBook:
         return book()
     if skeleton.format not in ("auto", template.format):
         message = f"its outlines are {template.format!r}, the graph says {skeleton.format!r}"
-        where = "template.format"
-        raise GraphError([Problem(template.name, where, message, ProblemCode.TEXTS)])
-    settings: Any = {"max_branches": skeleton.max_branches, "tools": skeleton.tools}
-    return book(share=skeleton.share, **settings)
+        raise GraphError([Problem(template.name, "template.format", message, ProblemCode.TEXTS)])
+    return book(share=skeleton.share, max_branches=skeleton.max_branches, tools=skeleton.tools)
 
 
 def perform(

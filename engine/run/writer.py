@@ -93,10 +93,7 @@ class RunWriter:
                 "hash": repeat.graph_hash(graph),
                 "resolved": graph.model_dump(by_alias=True, exclude_none=True),
             },
-            "models": {
-                "target": target,
-                "drafter": drafter if provenance.drafter_hash else None,
-            },
+            "models": {"target": target, "drafter": drafter if provenance.drafter_hash else None},
             "versions": provenance.versions,
             **{name: getattr(options, name) for name in ("profile", *MANIFEST_SETTINGS)},
             "requests": len(job.prompts),

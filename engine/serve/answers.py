@@ -305,8 +305,7 @@ class Answers:
         if branch < 0:
             vendor["text"] = text
             text = ""
-        rows = choice.scores.of(branch)
-        return self._chunk(choice, {"content": text}, vendor=vendor, rows=rows)
+        return self._chunk(choice, {"content": text}, vendor=vendor, rows=choice.scores.of(branch))
 
     def _chunk(
         self,
@@ -334,8 +333,7 @@ class Answers:
         logprobs = choice.scores.shaped(rows, chat=self._chat)
         shape = {"index": choice.index, **content, "logprobs": logprobs, "finish_reason": None}
         if ended is not None:
-            reader = choice.reader
-            called = ended.finish == "stop" and reader.calls and reader.complete
+            called = ended.finish == "stop" and choice.reader.calls and choice.reader.complete
             shape["finish_reason"] = "tool_calls" if called else FINISHED[ended.finish]
             shape["stop_reason"] = ended.stop
         return shape

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field, replace
 from importlib.metadata import version
@@ -12,6 +13,7 @@ from typing import Any
 
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
+from prometheus_client import generate_latest
 from sse_starlette import EventSourceResponse
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -50,8 +52,8 @@ TOKEN_PATHS = ("/tokenize", "/detokenize")
 MAX_RUNS = 200
 MAX_VIEWERS = 16
 NO_STORE = {"cache-control": "no-cache"}
-STATIC = files(__package__) / "static"
 OWNER = "specsot"
+UNSAFE = re.compile(r"[^!-+\--~]")  # in a header: not printable, or a separator
 PING = 15  # seconds between comments on a stream on which nothing happens
 
 
@@ -78,8 +80,7 @@ class Api:
         try:
             return await self._generate(request, fields)
         except ApiError as error:  # blames a field of the chat
-            detail = error.body["error"]
-            detail["param"] = RESPONSE_NAMES.get(detail["param"], detail["param"])
+            error.param = RESPONSE_NAMES.get(error.param or "", error.param)
             raise
 
     async def embeddings(self, request: Request) -> Response:
@@ -89,7 +90,7 @@ class Api:
     async def _generate(
         self, request: Request, fields: ChatRequest | CompletionRequest | ResponseRequest
     ) -> Response:
-        names = [_printable(name) for name in fields.check_extras()[:32]]
+        names = [UNSAFE.sub("?", name[:64]) or "?" for name in fields.check_extras()[:32]]
         headers = {"x-specsot-ignored": ", ".join(names)} if names else {}
         asked = fields.chat() if isinstance(fields, ResponseRequest) else fields
         graph = self.graph(asked.model)
@@ -238,14 +239,8 @@ class Api:
 
     async def metrics(self, request: Request) -> Response:
         """For Prometheus."""
-        return PlainTextResponse(
-            self.server_metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8"
-        )
-
-
-def _printable(name: str) -> str:
-    """A field name as a header value: printable ASCII without blanks, at most 64 characters."""
-    return "".join(c if "!" <= c <= "~" and c != "," else "?" for c in name[:64]) or "?"
+        text = generate_latest(self.server_metrics.registry)
+        return PlainTextResponse(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
 # -- the routes and their OpenAPI description -----------------------------------------------------
@@ -254,7 +249,6 @@ STREAMED = {
     "description": "The answer; with `stream` its chunks, and `[DONE]`.",
     "content": {"text/event-stream": {"schema": {"description": "Server-sent events."}}},
 }
-TEXT = {"content": {"text/plain": {"schema": {"type": "string"}}}}
 STATUSES: dict[int | str, str] = {
     400: "A field is wrong; `param` names it.",
     401: "No valid API key.",
@@ -299,7 +293,7 @@ def build_app(api: Api) -> FastAPI:
         if path in GENERATION_PATHS:
             responses[200] = STREAMED
         elif function == api.metrics:
-            responses[200] = TEXT
+            responses[200] = {"content": {"text/plain": {"schema": {"type": "string"}}}}
         app.add_api_route(
             path,
             function,
@@ -323,12 +317,11 @@ def add_error_handlers(app: FastAPI) -> None:
         if isinstance(error, RequestValidationError):
             error = first_error(error.errors())
         if isinstance(error, HTTPException):
-            path = request.url.path[:80]
             cause = error.__cause__  # of a body: no UTF-8, endless digits, endless nesting
             why = "too deep" if isinstance(cause, RecursionError) else str(cause).split("\n")[0]
             words = {
                 400: f"the body cannot be read: {why[:200]}",
-                404: f"there is nothing at {path!r}",
+                404: f"there is nothing at {request.url.path[:80]!r}",
                 405: "another method is needed",
             }
             message = words.get(error.status_code, str(error.detail))
@@ -350,7 +343,7 @@ def add_error_handlers(app: FastAPI) -> None:
 def page_files() -> dict[str, tuple[bytes, str]]:
     return {
         file.name: (file.read_bytes(), f"{KINDS[end]}; charset=utf-8")
-        for file in STATIC.iterdir()
+        for file in (files(__package__) / "static").iterdir()
         if (end := file.name.rpartition(".")[2]) in KINDS
     }
 

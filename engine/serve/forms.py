@@ -12,18 +12,12 @@ from uuid import uuid4
 
 from pydantic import Field
 
-from ...states.text.grammar import (
-    ANY_OBJECT,
-    GrammarError,
-    calls_grammar,
-    choice_grammar,
-    regex_grammar,
-    schema_grammar,
-)
+from ...states.text.grammar import ANY_OBJECT, GrammarError, calls_grammar
 from .fields import RequestPart, Text
 
 MAX_CALLS = 8  # of one answer
-NO_ARGUMENTS = {**ANY_OBJECT, "properties": {}}
+HEAD = re.compile(r'[\[,]\{"name":("[^"]*"),"arguments":')  # of a call
+DECODER = json.JSONDecoder()
 TOOLS_TEXT = """You can call these functions:
 {functions}
 To call them, answer only with a JSON list: [{{"name":NAME,"arguments":{{}}}}]"""
@@ -35,17 +29,6 @@ class ResponseFormat(RequestPart):
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: dict[str, Any] | None = None
-
-
-def form_grammar(kind: Literal["json", "regex", "choice"], value: Any) -> str:
-    """The grammar of a JSON schema, a pattern, or a list of texts; raises GrammarError."""
-    if kind == "json":
-        if not isinstance(value, dict):
-            raise GrammarError("the JSON schema must be an object")
-        return schema_grammar(value)
-    if not all(value if kind == "choice" else [value]):
-        raise GrammarError("texts must not be empty")
-    return choice_grammar(value) if kind == "choice" else regex_grammar(value)
 
 
 class Function(RequestPart):
@@ -70,7 +53,7 @@ def tools_grammar(tools: Sequence[Tool], choice: ToolChoice, *, several: bool) -
     """The grammar of answers that call tools, or may call them; raises GrammarError."""
     functions = {}
     for tool in tools:
-        schema = tool.function.parameters or NO_ARGUMENTS
+        schema = tool.function.parameters or {**ANY_OBJECT, "properties": {}}
         if schema.get("type", "object") != "object":
             raise GrammarError(f"the parameters of {tool.function.name} must be an object")
         functions[tool.function.name] = schema
@@ -105,10 +88,6 @@ def calls_text(calls: Sequence[ToolCall]) -> str:
         for call in calls
     ]
     return f"[{','.join(texts)}]"
-
-
-HEAD = re.compile(r'[\[,]\{"name":("[^"]*"),"arguments":')
-DECODER = json.JSONDecoder()
 
 
 @dataclass(slots=True)

@@ -5,7 +5,7 @@ from collections import Counter as Tally
 from collections.abc import Iterator, Mapping
 from typing import Any, cast
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from ..workers.link import LinkState
@@ -113,9 +113,6 @@ class ServerMetrics:
         self.responses = Counter(
             "specsot:responses", "Answers by status.", ["status"], registry=self.registry
         )
-
-    def text(self) -> bytes:
-        return generate_latest(self.registry)
 
     def observe(self, name: str, graph: str, value: float) -> None:
         for histogram in self._metrics[name]:

@@ -4,7 +4,7 @@ import json
 import random
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import KW_ONLY, dataclass, replace
 from functools import partial
 from itertools import chain
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
@@ -13,7 +13,13 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from starlette.responses import JSONResponse
 
 from ...states.text.documents import Document
-from ...states.text.grammar import ANY_OBJECT, GrammarError
+from ...states.text.grammar import (
+    ANY_OBJECT,
+    GrammarError,
+    choice_grammar,
+    regex_grammar,
+    schema_grammar,
+)
 from ...states.text.prompts import PastTurn
 from ..prepare.inputs import Prompt, RequestSettings
 from ..workers.protocol import Submit
@@ -24,7 +30,6 @@ from .forms import (
     ToolCall,
     ToolChoice,
     calls_text,
-    form_grammar,
     tools_grammar,
     tools_text,
 )
@@ -56,8 +61,6 @@ NOT_HERE = {  # what means something elsewhere; ignoring it would give another a
 PENALTIES = ("repetition_penalty", "presence_penalty", "frequency_penalty")
 FREE_ONLY = ("top_p", "top_k", "min_p", *PENALTIES)  # settings that a grammar excludes
 NEUTRAL = {"top_p": 1, "top_k": -1, "repetition_penalty": 1}  # values that change nothing
-
-
 RETRY = {"Retry-After": "1"}  # seconds
 INVALID = "invalid_request_error"
 TYPES = {  # of a status, where it is not INVALID
@@ -68,6 +71,12 @@ TYPES = {  # of a status, where it is not INVALID
     503: "server_error",
     504: "timeout_error",
 }
+RESPONSE_NAMES = {  # of the chat's fields in a response request
+    "messages": "input",
+    "max_tokens": "max_output_tokens",
+    "response_format": "text",
+}
+Ids = Annotated[list[TokenId], Field(min_length=1)]
 
 
 class ErrorDetail(BaseModel):
@@ -85,22 +94,20 @@ class ErrorBody(BaseModel):
     error: ErrorDetail
 
 
+@dataclass(eq=False)
 class ApiError(Exception):
-    def __init__(
-        self,
-        status: int,
-        message: str,
-        *,
-        param: str | None = None,
-        code: str | None = None,
-        headers: Mapping[str, str] | None = None,
-    ) -> None:
-        super().__init__(message)
-        self.status = status
-        self.headers = headers
-        kind = TYPES.get(status, INVALID)
-        detail = ErrorDetail(message=message, type=kind, param=param, code=code)
-        self.body: dict[str, Any] = {"error": detail.model_dump()}
+    status: int
+    message: str
+    _: KW_ONLY
+    param: str | None = None
+    code: str | None = None
+    headers: Mapping[str, str] | None = None
+
+    @property
+    def body(self) -> dict[str, Any]:
+        kind = TYPES.get(self.status, INVALID)
+        detail = ErrorDetail(message=self.message, type=kind, param=self.param, code=self.code)
+        return {"error": detail.model_dump()}
 
     @property
     def response(self) -> JSONResponse:
@@ -259,13 +266,13 @@ class SamplingFields(RequestPart):
     def forms(self) -> Iterator[tuple[str, Callable[[], str]]]:
         """The fields that give the form of the answer, and what makes its grammar."""
         if self.guided_regex is not None:
-            yield "guided_regex", partial(form_grammar, "regex", self.guided_regex)
+            yield "guided_regex", partial(regex_grammar, self.guided_regex)
         if self.guided_choice is not None:
-            yield "guided_choice", partial(form_grammar, "choice", self.guided_choice)
+            yield "guided_choice", partial(choice_grammar, self.guided_choice)
         if (wanted := self.response_format) is not None and wanted.type != "text":
             given = wanted.json_schema or wanted.model_extra or {}
             schema = ANY_OBJECT if wanted.type == "json_object" else given.get("schema")
-            yield "response_format", partial(form_grammar, "json", schema)
+            yield "response_format", partial(schema_grammar, schema)
 
     def form(self) -> tuple[str, str | None]:
         """The field that gives the form of the answer, and its grammar; raises ApiError."""
@@ -276,8 +283,7 @@ class SamplingFields(RequestPart):
         if others:
             raise bad_field(others[0][0], f"not with {name}")
         if excluded := self.excluded_setting():
-            why = f"not with {name}: a grammar chooses the tokens"
-            raise bad_field(excluded, why, UNSUPPORTED)
+            raise bad_field(excluded, f"not with {name}: a grammar chooses the tokens", UNSUPPORTED)
         try:
             return name, make()
         except GrammarError as error:
@@ -377,9 +383,6 @@ class ChatRequest(SamplingFields):
             yield "tools", partial(tools_grammar, tools, self.tool_choice, several=several)
 
 
-Ids = Annotated[list[TokenId], Field(min_length=1)]
-
-
 class CompletionRequest(SamplingFields):
     """The body of POST /v1/completions."""
 
@@ -401,8 +404,7 @@ class CompletionRequest(SamplingFields):
 
     def drafts(self) -> list[Submit]:
         if self.best_of not in (None, self.n):
-            why = "every choice is given back; ask for n of them"
-            raise bad_field("best_of", why, UNSUPPORTED)
+            raise bad_field("best_of", "every choice is given back; ask for n of them", UNSUPPORTED)
         if self.max_tokens == 0 and not self.echo:
             raise bad_field("max_tokens", "0 gives nothing without echo")
         top = -1 if self.logprobs is None else self.logprobs
@@ -417,13 +419,6 @@ class CompletionRequest(SamplingFields):
             settings = RequestSettings(token_ids=() if raw else tuple(prompt))
             drafts.append(Submit("", text, settings, raw=raw, echo=self.echo, logprobs=top))
         return drafts
-
-
-RESPONSE_NAMES = {  # of the chat's fields in a response request
-    "messages": "input",
-    "max_tokens": "max_output_tokens",
-    "response_format": "text",
-}
 
 
 class TextOptions(RequestPart):

@@ -127,8 +127,7 @@ class AdmissionMiddleware:
         size = sum(len(name) + len(value) for name, value in raw)
         if len(raw) > MAX_HEADERS or size > HEADER_BYTES:
             raise ApiError(431, "too many headers, or too long ones")
-        host = request.headers.get("host", "").rpartition("@")[2]
-        name = re.sub(r":\d+$", "", host).lower()
+        name = re.sub(r":\d+$", "", request.headers.get("host", "").rpartition("@")[2]).lower()
         if self.options.host in LOOPBACK and name not in LOOPBACK:
             raise ApiError(403, "this server is not called so", code="host_not_allowed")
         path = request.scope["path"]
@@ -247,8 +246,7 @@ class StrictProtocol(H11Protocol):
         if self.transport.is_closing():
             return
         reason, message = REFUSALS[status]
-        error = ErrorBody(error=ErrorDetail(message=message, type=INVALID))
-        body = error.model_dump_json()
+        body = ErrorBody(error=ErrorDetail(message=message, type=INVALID)).model_dump_json()
         retry = "retry-after: 1\r\n" if status == 503 else ""
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
             head = f"HTTP/1.1 {status} {reason}\r\ncontent-type: application/json\r\n"

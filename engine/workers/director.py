@@ -36,8 +36,6 @@ from .placement import assign_branches, expected_length
 from .protocol import Assign, CountWork, Output, Regroup, Regrouped, WorkCounts, summed
 from .worker_groups import NO_GROUP, RECEIVE_INTERVAL, RunWorker, WorkerGroup, WorkerGroups
 
-MACHINE = "machines/cluster"
-
 # -- a request ------------------------------------------------------------------------------------
 
 
@@ -102,8 +100,7 @@ class RequestState:
         return MigratedRequest(self.prefix, migrated, arrival=arrival)
 
     def branch_of(self, index: int) -> Branch | None:
-        branches = self.request.all_branches()
-        return next((branch for branch in branches if branch.index == index), None)
+        return next((one for one in self.request.all_branches() if one.index == index), None)
 
     def end_(self, index: int, finish: Finish, note: str) -> None:
         """End a branch; a request ends with an outline that cannot be written, or a branch that
@@ -240,9 +237,7 @@ class Director:
         ended, is dropped."""
         id = output.request if isinstance(output, Committed) else output.id
         state, group = self._assignments.get(id, (None, None))
-        if state is None or group is None or group.leader is not worker:
-            return
-        if state.request.finished:  # another branch of it has failed
+        if state is None or group is None or group.leader is not worker or state.request.finished:
             return
         if isinstance(output, Committed):
             if (branch := state.branch_of(output.branch)) is not None:
@@ -270,9 +265,8 @@ class Director:
         while set(state.assigned.values()) - state.holders:
             group = self.workers.group
             source = state.source
-            if source is None or any(worker not in group for worker in source.workers):
-                return
-            if not (state.rows and self.workers.complete and len(group) > 1):
+            possible = state.rows and self.workers.complete and len(group) > 1
+            if source is None or not possible or any(one not in group for one in source.workers):
                 return
             order = Regroup(
                 number=next(self._numbers),
@@ -293,13 +287,9 @@ class Director:
             state.holders |= {one for one in decoders if stored.issuperset(one.workers)}
             failed = {worker: reply.error for worker, reply in replies.items() if reply.error}
             self.workers.members -= failed.keys()
-            figures = {
-                "bytes": sum(reply.bytes for reply in replies.values()),
-                "seconds": seconds,
-                "collective_seconds": max(
-                    (one.collective for one in replies.values()), default=0.0
-                ),
-            }
+            figures = {"bytes": sum(one.bytes for one in replies.values()), "seconds": seconds}
+            collectives = (one.collective for one in replies.values())
+            figures["collective_seconds"] = max(collectives, default=0.0)
             record = {"event": "regroup", "request": state.request.key, "rows": list(state.rows)}
             why = {"why": [*failed.values()]} if failed else {}
             self.workers.report(record | figures | why)
@@ -437,13 +427,10 @@ class ClusterRecorder(Recorder):
         counts = director.count_()
         present = director.workers.workers
         weights = {one.name: one.greeting.weights for one in present if one.greeting}
-        meter = Meter(marks=self.meter.marks)
-        meters = [Meter.of(one.counts) for one in counts.values()]
-        for part in (*meters, self.meter):
-            meter.add(part)
-            for key, lengths in part.requests.items():
-                meter.requests.setdefault(key, Counter()).update(lengths)
-        meter.most_active = max((part.most_active for part in meters), default=0)
+        meter = Meter.of(summed([one.counts for one in counts.values()]) or {})
+        meter.add(self.meter)  # the director's own, without forwards
+        meter.marks = self.meter.marks
+        meter.most_active = max((one.counts["most_active"] for one in counts.values()), default=0)
         meter.tokens = sum(director.tokens.values())
         memory: dict[str, Any] = summed([held for one in counts.values() for held in one.memory])
         memory["host_reads"]["per_round"] = ratio(memory["host_reads"]["total"], meter.forwards)
@@ -460,8 +447,7 @@ class ClusterRecorder(Recorder):
             }
             for name, worker in counts.items()
         ]
-        lost = director.workers.losses
-        cluster = {"workers": workers, "lost": lost, "regroup": director.figures}
+        cluster = {"workers": workers, "lost": director.workers.losses, "regroup": director.figures}
         return {**counted_figures(meter), **memory, "cluster": cluster}
 
 
@@ -474,6 +460,6 @@ def directed(
     director = Director(session, workers)
     director.states = [RequestState(session, director.table, prompt) for prompt in prompts]
     board = {"cluster": director, "branches": director.table, "prompts": session.prompts}
-    run = EngineCore(open_graph(MACHINE), board, recorder)
+    run = EngineCore(open_graph("machines/cluster"), board, recorder)
     recorder.attach(run)
     return run, recorder

@@ -29,6 +29,7 @@ GREETING_DEADLINE = 10.0  # seconds in which a connection must present its secre
 CONNECTION_TIMEOUT = 15_000  # ms until unacknowledged data closes a worker's connection
 RESTART_PAUSES = (0.1, 0.5, 2.0, 5.0)  # seconds, by the number of deaths in a row
 STABLE_SECONDS = 60.0  # of a life after which deaths are counted anew
+Link = TypeVar("Link", bound="WorkerLink")
 Pipe = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 Connection = tuple[Pipe, int | None]  # the number is that of its process, if it is of this machine
 
@@ -127,8 +128,7 @@ class WorkerListener:
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with suppress(OSError, EOFError, ValueError, KeyError):
             async with asyncio.timeout(GREETING_DEADLINE):
-                secret = (await reader.readexactly(SECRET_LETTERS)).decode()
-                expected = self.expected.pop(secret)
+                expected = self.expected.pop((await reader.readexactly(SECRET_LETTERS)).decode())
                 greeting = json.loads(await reader.readline())
             writer.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             pid = int(greeting["pid"]) if greeting["machine"] == socket.gethostname() else None
@@ -295,9 +295,6 @@ class WorkerLink:
         self.host.end()
         if self._writer is not None:
             self._writer.close()
-
-
-Link = TypeVar("Link", bound=WorkerLink)
 
 
 @dataclass(eq=False)

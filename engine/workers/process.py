@@ -41,7 +41,6 @@ REPORT_INTERVAL = 0.25  # seconds between two `Counts`
 PICTURE_INTERVAL = 0.125  # seconds
 HEARTBEAT_INTERVAL = 0.5  # seconds
 MAX_MOVES = 24  # of a picture
-FIRST_KEY = "1"  # of the only prompt of a run, from which its coins follow
 
 
 @dataclass(slots=True)
@@ -118,7 +117,6 @@ class ServedRequest(OpenRequest):
         self._order = events.ReadingOrder.of(engine.session.program.graph, raw=raw)
         self._stops = StopTexts(message.stop)
         self._parts: dict[int, events.TextStream] = {}
-        self._ids: dict[int, list[int]] = {}  # of branches, not sent yet
         silent = message.prompt.max_new_tokens == 0
         self._scores = ScoreRows(engine, message.logprobs, message.echo, silent)
         self._text = ""
@@ -138,8 +136,7 @@ class ServedRequest(OpenRequest):
         if text or branch_events or scores:
             tokens = sum(len(part.tokens) for part in self._parts.values())
             output = protocol.Wrote(self.message.id, text, branch_events, step, tokens=tokens)
-            yield output._replace(scores=scores, ids=[*self._ids.items()])
-            self._ids = {}
+            yield output._replace(scores=scores)
         if new and isinstance(ready := new[-1], events.AnswerReady):
             answer = ready.answer
             stop = self._stops.match
@@ -198,7 +195,6 @@ class ServedRequest(OpenRequest):
                 self.handle.cancel()
                 break
         if new := part.tokens[before:]:
-            self._ids.setdefault(event.branch, []).extend(new)
             self._scores.score(event.branch, new)
         if event.final and (rest := part.feed(final=True)) and self._stops.match is None:
             pieces.append([rest, event.origins[-1:] or "t"])
@@ -209,12 +205,7 @@ class ServedRequest(OpenRequest):
 
 
 class Refusal(ValueError):
-    """A request that cannot run; param: the field to blame, code: for clients."""
-
-    def __init__(self, message: str, param: str | None = None, code: str | None = None) -> None:
-        super().__init__(message)
-        self.param = param
-        self.code = code
+    """A request that cannot run. args: the fields of `Refused` after its id."""
 
 
 class ServedGraph(WorkerEngine):
@@ -249,7 +240,7 @@ class ServedGraph(WorkerEngine):
         try:
             prompt, settings, prompt_tokens = self.build(message)
         except Refusal as error:
-            self.send(protocol.Refused(message.id, str(error), error.param, error.code))
+            self.send(protocol.Refused(message.id, *error.args))
         except Exception as error:  # also of a model's tokenizer
             text = "prompt" if message.raw else "messages"
             param = text if isinstance(error, PromptError) else None
@@ -283,7 +274,7 @@ class ServedGraph(WorkerEngine):
         limit = message.prompt.max_new_tokens
         prompt = replace(
             message.prompt,
-            seed=derive_seed(message.prompt.seed or 0, FIRST_KEY),
+            seed=derive_seed(message.prompt.seed or 0, "1"),  # as the only prompt of a run
             max_new_tokens=None if limit is None else max(limit, 1),
         )
         settings = self._settings(message)
@@ -312,8 +303,7 @@ class ServedGraph(WorkerEngine):
     def _raw(self, text: str) -> list[int]:
         """A text's ids after the tokenizer's leading token; the text may be blank."""
         check_question(f"{text}.")
-        leading = [] if self._leading is None else [self._leading]
-        return leading + self._encoder.text(text)
+        return ([] if self._leading is None else [self._leading]) + self._encoder.text(text)
 
     def _settings(self, message: protocol.Submit) -> RequestSettings:
         graph = self.session.program.graph
@@ -334,14 +324,10 @@ class ServedGraph(WorkerEngine):
         if scores and skeleton is not None and skeleton.merge == "attend" and not settings.plain:
             what = f"graph {graph.name!r} merges parts in place, which no plain forward repeats"
             raise Refusal(f"logprobs: {what} (specsot.skeleton: false)", "logprobs")
-        # Where an engine cannot continue behind what another one wrote, the request starts anew.
-        single = graph.beam is None and graph.blend is None and graph.limits.n == 1
-        continues = single and (skeleton is None or skeleton.merge == "concat")
         return replace(
             settings,
             sampling=replace(self.session.sampling, **sampling) if sampling else None,
             contexts=scores,
-            resumed=settings.resumed if continues else {},
         )
 
     def _check_ids(self, param: str, ids: Sequence[int]) -> None:
@@ -508,11 +494,10 @@ def _send_heartbeats(pipe: protocol.WorkerSocket, stuck: Callable[[], float] = l
 
 def main() -> None:
     """Entry of a child process: its only argument is the number of its end of the socket."""
-    connection = socket.socket(fileno=int(sys.argv[1]))
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     code = int(Code.FAILED)
     try:
-        code = WorkerProcess().serve(connection)
+        code = WorkerProcess().serve(socket.socket(fileno=int(sys.argv[1])))
     except Exception as error:
         complain(f"the engine's process ends: {message_of(error)}")
     finally:

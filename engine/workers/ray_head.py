@@ -21,8 +21,6 @@ from time import monotonic, sleep
 from ..errors import ClusterError
 from ..signals import ending_with
 
-FILE_VARIABLE = "SPECSOT_CLUSTER_FILE"
-DEFAULT_FILE = "~/.cache/specsot/cluster.json"
 HEAD_DEADLINE = 60.0  # seconds that Ray has to start
 HEAD_END_DEADLINE = 6.0  # seconds that its processes have to end by themselves
 HEAD_POLL_INTERVAL = 0.1
@@ -53,7 +51,8 @@ class StandingCluster:
 
 def cluster_file() -> Path:
     """The file that describes the cluster; it has the token, so only its owner may read it."""
-    return Path(os.environ.get(FILE_VARIABLE) or DEFAULT_FILE).expanduser()
+    file = os.environ.get("SPECSOT_CLUSTER_FILE") or "~/.cache/specsot/cluster.json"
+    return Path(file).expanduser()
 
 
 def standing_cluster() -> StandingCluster | None:

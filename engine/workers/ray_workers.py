@@ -35,8 +35,6 @@ ADDRESS_DEADLINE = 4.0  # seconds in which a cluster has to accept a connection,
 GRPC_START = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\4\0\0\0\0\0"
 GRPC_SETTINGS = 4  # the fourth byte of the answer
 NO_PORT = 1 << 16  # Ray's autoscaler would serve its metrics on all interfaces, without the token
-NAMESPACE = "specsot"
-NO_RAY = "workers are Ray actors: pip install 'specsot[ray]'"
 START_DEADLINE = 120.0  # seconds until a worker's process has to connect
 END_DEADLINE = 1.0  # seconds that a process has to end after it was killed by Ray
 POLL_INTERVAL = 0.02
@@ -52,7 +50,7 @@ def set_up_ray(address: str) -> None:
     that of `specsot cluster up` at this address, or that of the environment, or a new one. Raises
     UsageError: Ray is not installed. ClusterError: nothing answers at the address."""
     if find_spec("ray") is None:
-        raise UsageError(NO_RAY)
+        raise UsageError("workers are Ray actors: pip install 'specsot[ray]'")
     if address != LOCAL:
         check_address(address)
     cluster = ray_head.standing_cluster()
@@ -86,7 +84,7 @@ def ray_driver(address: str, workers: int = 1) -> Iterator[None]:
     cleanup. Raises ClusterError: the cluster does not exist, or refuses the token."""
     import ray
 
-    settings: dict[str, Any] = {"namespace": NAMESPACE, "log_to_driver": False}
+    settings: dict[str, Any] = {"namespace": "specsot", "log_to_driver": False}
     settings["logging_level"] = "ERROR"
     in_main = current_thread() is main_thread()
     with ExitStack() as stack:
@@ -249,11 +247,8 @@ class RayHost:
                 return pipe
         except TimeoutError:
             raise ClusterError(f"it has not connected within {START_DEADLINE:g} s") from None
-        except ClusterError:
-            raise
         except (RayError, OSError, RuntimeError, ValueError) as error:
-            cause = getattr(error, "cause", None) or error
-            lines = str(cause).strip().splitlines()
+            lines = str(getattr(error, "cause", None) or error).strip().splitlines()
             raise ClusterError(lines[-1] if lines else type(error).__name__) from None
         finally:
             connecting.add_done_callback(lambda task: task.cancelled() or task.exception())

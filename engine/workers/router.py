@@ -1,7 +1,7 @@
 """The router of a server: one engine process or several replicas, and which of them gets what.
 
-A request whose replica is lost continues in another one behind the last tokens that are known, and
-its client sees one stream: tokens do not depend on the replica that writes them."""
+A request whose replica is lost runs again from its beginning in another one. What its client has is
+dropped, so that it sees one stream: tokens do not depend on the replica that writes them."""
 
 import asyncio
 import itertools
@@ -89,9 +89,7 @@ class Router(Membership[Replica]):
     @property
     def counts(self) -> CountsByGraph:
         """Counters of the engines of each graph, over all replicas."""
-        counts = [self._past_counts, *(one.counts for one in self.links)]
-        total: CountsByGraph = protocol.summed(counts)
-        return total
+        return dict(protocol.summed([self._past_counts, *(one.counts for one in self.links)]))
 
     @property
     def replicas(self) -> list[dict[str, Any]]:
@@ -256,7 +254,9 @@ class Router(Membership[Replica]):
         blocked = ticket.isolated and any(
             other.isolated and other.replica is not None for other in self._tickets.values()
         )
-        request = ticket.remaining_request
+        request = ticket.request
+        if ticket.losses and isinstance(request, protocol.Submit) and request.timeout is not None:
+            request = request._replace(timeout=max(ticket.remaining_seconds, 0.001))
         replicas = [one for one in self.links if one.ready and not (blocked or one.draining)]
         while replica := choose_(request, replicas, self._beginnings):
             if replica.send(request):
@@ -271,7 +271,7 @@ class Router(Membership[Replica]):
                 self._place(ticket)
 
     def _lost(self, ticket: Ticket) -> None:
-        """The replica of a request is lost: it continues in another one, if that is useful."""
+        """The replica of a request is lost: it runs again in another one, if that is useful."""
         assert ticket.replica is not None
         ticket.replica.expected.pop(ticket.request.id, None)
         ticket.restart_()
@@ -366,8 +366,7 @@ def replica_control(router: Router, address: str) -> AbstractAsyncContextManager
                 await router.scale(order["count"], lambda line: reply({"line": line}))
             elif order["do"] == "end":
                 await router.close()
-            graphs = [*router.graphs]
-            reply({"address": address, "graphs": graphs, "replicas": router.replicas})
+            reply({"address": address, "graphs": [*router.graphs], "replicas": router.replicas})
         except ClusterError as error:
             reply({"failed": str(error)})
         finally:

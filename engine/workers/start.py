@@ -27,13 +27,11 @@ if TYPE_CHECKING:
 
     Starts = Callable[..., tuple[EngineCore, Recorder]]  # as `recorded`
 
-SINGLE_OPTIONS = ("step", "breaks", "step_delay", "explain_rounds", "probe_blend")
 
-
-def divided(job: Job) -> Job:
+def divided(job: Job, workers: int | None = None) -> Job:
     """The job with the threads of one of its workers: those of the machine, divided."""
     options = job.options
-    threads = max((options.threads or usable_cpus()) // (options.workers or 1), 1)
+    threads = max((options.threads or usable_cpus()) // (workers or options.workers or 1), 1)
     if options.threads is None:
         threads = min(threads, threads_of(job))
     return replace(job, options=replace(options, threads=threads))
@@ -41,7 +39,7 @@ def divided(job: Job) -> Job:
 
 def check_cluster(job: Job, block: ClusterBlock) -> None:
     """Raise UsageError for what only one engine does, and for groups that cannot be formed."""
-    for name in SINGLE_OPTIONS:
+    for name in ("step", "breaks", "step_delay", "explain_rounds", "probe_blend"):
         if getattr(job.options, name):
             raise UsageError(f"{flag_of(name)} looks into one engine: not with --workers")
     graph = job.program.graph
@@ -116,8 +114,7 @@ def replica_router(
             stack.enter_context(ending_with(partial(end_cluster, head)))
             block = block.model_copy(update={"address": head.address})
             set_up_ray(block.address)
-        shared = replace(jobs[0], options=replace(jobs[0].options, workers=block.workers))
-        options = {**start.options, "threads": divided(shared).options.threads}
+        options = {**start.options, "threads": divided(jobs[0], block.workers).options.threads}
 
         def start_of(number: int, part: int) -> Start:
             return Start(start.graphs, options | block.device_of(number))

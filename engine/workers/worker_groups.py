@@ -21,8 +21,6 @@ MAX_FAILURES = 3  # workers in a row that are lost before they were in a group
 RECEIVE_INTERVAL = 0.2  # seconds that one call waits for messages at most
 NO_GROUP = -1
 
-Report = Callable[[Mapping[str, Any]], None]
-
 
 @dataclass(eq=False)
 class RunWorker(WorkerLink):
@@ -75,7 +73,7 @@ class WorkerGroups(Membership[RunWorker]):
         super().__init__(source, HangLimits(block.deadline))
         self._store = open_store(block.interface, block.deadline)
         self.block = block
-        self.report: Report = lambda record: None
+        self.report: Callable[[Mapping[str, Any]], None] = lambda record: None
         self.on_output: Callable[[RunWorker, Output], None] = lambda worker, output: None
         self.workers: list[RunWorker] = []
         self.epoch = NO_GROUP
@@ -139,8 +137,7 @@ class WorkerGroups(Membership[RunWorker]):
             counts = Counter(worker.part for worker in self.workers)
             part = min(range(self.source.parts), key=lambda part: counts[part])
             number = next(self._numbers)
-            host = self.source.host(number, part)
-            worker = RunWorker(f"worker-{number}", host, self, part=part)
+            worker = RunWorker(f"worker-{number}", self.source.host(number, part), self, part=part)
             self._loop.call_soon(self.start, worker)
             self.workers.append(worker)
 
@@ -228,11 +225,10 @@ class WorkerGroups(Membership[RunWorker]):
         self._size = len(workers)
         self._groups = {}
         orders = {}
+        port = self._store.port
         for rank, worker in enumerate(workers):
             worker.single.number = rank
-            orders[worker] = FormGroup(
-                self.epoch, rank, len(workers), self._store.port, block=self.block
-            )
+            orders[worker] = FormGroup(self.epoch, rank, self._size, port, block=self.block)
         replies: dict[RunWorker, Grouped] = self.collect_(Grouped, self.epoch, orders)
         self.members = {worker for worker, reply in replies.items() if not reply.error}
         members = self.group

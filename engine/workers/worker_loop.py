@@ -46,7 +46,6 @@ from ..run.engine import Engine, EngineError, Handle
 from ..run.session import Session, load
 from . import protocol
 
-BACKLOG = 128
 MAX_TRIES = 3  # connections to a store, each with its part of the deadline
 IDLE_INTERVAL = 0.2  # seconds between two checks whether an idle worker shall end
 Send = Callable[[protocol.Message], None]
@@ -63,8 +62,8 @@ def load_message(job: Job, block: ClusterBlock, number: int, part: int) -> proto
     the weights, of `parts_of`."""
     names = [name for name in SESSION if name not in ("outline", "sets")]
     options = {name: asdict(job.options)[name] for name in names} | block.device_of(number)
-    options |= {"no_nan_check": job.options.no_nan_check, "profile": None}
-    options["graph"] = job.options.graph
+    given = job.options
+    options |= {"no_nan_check": given.no_nan_check, "profile": None, "graph": given.graph}
     graph = graph_yaml(job.program.graph)
     return protocol.Load(graph, options, block.together == 1, (part, parts_of(job, block)))
 
@@ -213,10 +212,9 @@ def open_store(address: str, deadline: float) -> TCPStore:
     Raises UsageError: this machine does not have the address."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     try:
-        listener = socket.create_server((address, 0), family=family, backlog=BACKLOG)
+        listener = socket.create_server((address, 0), family=family, backlog=128)
     except OSError as error:
-        reason = os.strerror(error.errno or 0)
-        raise UsageError(f"cluster.interface {address}: {reason}") from None
+        raise UsageError(f"cluster.interface {address}: {os.strerror(error.errno or 0)}") from None
     return TCPStore(
         address,
         int(listener.getsockname()[1]),
@@ -255,7 +253,8 @@ class GroupMembership:
         self.world = self._join("all", range(order.size))
         self.groups: dict[int, tuple[int, Ranks | None]] = {}
         for tp in sorted({order.block.skeleton.tp, order.block.branches.tp}, reverse=True):
-            for number, members in enumerate(self.ranks_of(tp)):
+            all_members = ranks_of_groups(order.size, tp, order.block.together)
+            for number, members in enumerate(all_members):
                 if order.rank in members:
                     ranks = self._join(f"{tp}/{number}", members) if tp > 1 else None
                     self.groups[tp] = (number, ranks)
@@ -273,9 +272,6 @@ class GroupMembership:
             group = gloo(store, index, len(members), options)
         return Ranks(group, index, len(members))
 
-    def ranks_of(self, tp: int) -> list[tuple[int, ...]]:
-        return ranks_of_groups(self.order.size, tp, self.order.block.together)
-
 
 def _broadcast(
     order: protocol.Regroup, groups: GroupMembership, session: Session, parts: Sequence[Tensor]
@@ -285,7 +281,8 @@ def _broadcast(
     target = session.models.target
     drafter = session.models.drafter if session.program.graph.drafter.has_model else None
     drafters = [one for one in (drafter, session.outline_drafter) if one is not None]
-    sources = groups.ranks_of(order.tp)[order.group]
+    formed = groups.order
+    sources = ranks_of_groups(formed.size, order.tp, formed.block.together)[order.group]
     sent = []  # of each source its shapes, and the tensor that it fills
     works = []
     for number, rank in enumerate(sources):

@@ -246,14 +246,19 @@ DELIMITERS = {"/": r"\/", "\n": r"\n"}
 PLACE = re.compile(r"^at \d+\(\d+\): ")  # of an error in the text of a grammar
 
 
-def schema_grammar(schema: Mapping[str, Any]) -> str:
+def schema_grammar(schema: Any) -> str:
     """Of the JSON texts of a schema without blanks; an object has only the properties of its
-    schema, unless that allows more. Raises GrammarError for a schema that is too large."""
+    schema, unless that allows more. Raises GrammarError: it is too large, or no object."""
+    if not isinstance(schema, dict):
+        raise GrammarError("the JSON schema must be an object")
     return f"start: {_json_rule(schema)}"
 
 
 def regex_grammar(pattern: str) -> str:
-    """Of the texts that match a regular expression as a whole; GrammarError: it is too long."""
+    """Of the texts that match a regular expression as a whole; GrammarError: it is empty, or too
+    long."""
+    if not pattern:
+        raise GrammarError("texts must not be empty")
     _check_size(pattern)
     # Lark delimits a regular expression with slashes, on one line.
     text = re.sub(r"(?s)\\.|/|\n", lambda match: DELIMITERS.get(match[0], match[0]), pattern)
@@ -261,7 +266,9 @@ def regex_grammar(pattern: str) -> str:
 
 
 def choice_grammar(choices: Sequence[str]) -> str:
-    """Of these texts; raises GrammarError if they are too long."""
+    """Of these texts; raises GrammarError if one is empty, or they are too long."""
+    if not all(choices):
+        raise GrammarError("texts must not be empty")
     texts = " | ".join(map(json.dumps, choices))
     _check_size(texts)
     return f"start: {texts}"
