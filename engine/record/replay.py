@@ -208,9 +208,8 @@ class Replay:
             self._graph = run.manifest["graph"]["resolved"]
             model = run.manifest["models"]["target"]["name"]
             self.scene = scene_of(self._graph, model, run.manifest["requests"])
-            self._texts: dict[int, str] = {}
-            for texts in (record["texts"] for record in records if record["kind"] == "texts"):
-                self._texts = {int(token): text for token, text in texts.items()}
+            texts = [record["texts"] for record in records if record["kind"] == "texts"] or [{}]
+            self._texts = {int(token): text for token, text in texts[-1].items()}
             if len(self.records) == len(records):
                 self.missing.append("the texts of single tokens")
             self.requests = self._read_requests()
