@@ -100,10 +100,6 @@ class CapacityModel:
         drafted = trees * nodes_for(self.nodes, active)
         return drafted if self.shared is None else min(drafted, self.shared)
 
-    @property
-    def max_request_slots(self) -> int:
-        return self.capacity - self.tree_slots(1)
-
     def slots_alone(self, prefix: int, prompt: int, budget: int) -> int:
         return prefix + prompt + budget + self.tree_slots(1)
 
@@ -202,7 +198,8 @@ class Admission:
 
     def is_tight(self, request: Request) -> bool:
         """Whether its parts at full length do not fit into the pool together."""
-        return not self.capacity.rows and attended_slots(request) > self.capacity.max_request_slots
+        needed = attended_slots(request) + self.capacity.tree_slots(1)
+        return not self.capacity.rows and needed > self.capacity.capacity
 
     def _why_never(self, text: str, tokens: int, needed: int) -> str:
         limit = self.limits.max_positions
@@ -358,7 +355,7 @@ class Intake:
         """Slots with those of the parts of an outline that is not parsed yet, if all parts stay."""
         if request.combine is None or request.branches:
             return slots
-        most = self.capacity.max_request_slots - request.shared
+        most = self.capacity.capacity - self.capacity.tree_slots(1) - request.shared
         parts = request.most_parts * (PROMPT_ESTIMATE + request.budget)
         return max(slots, min(slots + parts, most))
 

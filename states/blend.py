@@ -91,11 +91,10 @@ class BlendState:
         is_picked_M = np.zeros_like(is_cached_M)
         is_picked_M[[] if picked_P is None else picked_P] = True
         for span, slots in zip(batch.spans, batch.placed.spans, strict=True):
-            first = span.position
-            cached, picked = (
-                np.flatnonzero(mask_M[slots.rows]) + first for mask_M in (is_cached_M, is_picked_M)
-            )
+            row_Q = slots.flat_Cn[0]
+            cached = np.flatnonzero(is_cached_M[row_Q]) + span.position
             if cached.size:
+                picked = np.flatnonzero(is_picked_M[row_Q]) + span.position
                 mark = self.reused.setdefault(span.owner, Reused())
                 mark.cached.update(cached.tolist())
                 mark.picked.update(picked.tolist())

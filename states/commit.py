@@ -13,15 +13,7 @@ from ..ops.types import packed_places
 from ..ops.verify.verify import BROKEN, Accepted, FirstTokens, GrammarRows
 from .lifecycle import Lifecycle
 from .request import Branch, Finish, Stage, failing
-from .round import (
-    Batch,
-    CommittedRows,
-    Ids,
-    RoundResult,
-    RoundSummary,
-    VerifiedTree,
-    explain,
-)
+from .round import Batch, CommittedRows, Ids, RoundResult, RoundSummary, VerifiedTree, explain
 from .text.grammar import OutlineMatcher
 
 NAN_SCORES = "the model's scores are not numbers (NaN)"
@@ -119,10 +111,7 @@ class Committer:
         home = self.kv_cache.table.segments.home[branch.owner]
         self.pools[0].commit_(slots, range(position, branch.length), branch.owner, home)
         tokens = branch.tokens[first : branch.num_cached_tokens]
-        committed = committed_rows(
-            branch, position, tokens, rows, features_QF=features_QF, is_path=True
-        )
-        self._observe_(branch, committed)
+        self._observe_(branch, position, tokens, rows, features_QF=features_QF, is_path=True)
 
     def _commit_prompts_(
         self, batch: Batch, result: RoundResult, legal: "LegalTokens", features_QF: Tensor | None
@@ -132,6 +121,7 @@ class Committer:
         bound = 0
         for span, slots in zip(batch.spans, batch.placed.spans, strict=True):
             count = len(span.tokens)
+            rows = slots.flat_Cn[0]
             for slots_n in slots.slots_Cn:
                 self.pools[0].commit_(slots_n, span.positions)
             branch = span.branch
@@ -145,7 +135,7 @@ class Committer:
                     prefix=span.owner,
                     position=span.position,
                     tokens=span.tokens,
-                    rows=slots.rows,
+                    rows=rows,
                     features_QF=features_QF,
                     branch=branch,
                 )
@@ -163,41 +153,37 @@ class Committer:
                     append_tokens(branch, [legal.draw(branch.matcher, bound)])
                 bound += 1
             tip += span.draws
-            committed = committed_rows(
-                branch, span.position, span.tokens, slots.rows, features_QF=features_QF
-            )
-            self._observe_(branch, committed)
+            self._observe_(branch, span.position, span.tokens, rows, features_QF=features_QF)
 
-    def _observe_(self, branch: Branch, committed: CommittedRows) -> None:
+    def _observe_(
+        self,
+        branch: Branch,
+        position: int,
+        tokens: Sequence[int],
+        rows: Ints,
+        *,
+        features_QF: Tensor | None,
+        is_path: bool = False,
+    ) -> None:
+        """Show the committed rows of a branch to the drafter and to the fold."""
+        prefix = branch.request.prefix_owner
+        if branch.reads:  # it continues the longest part
+            prefix = max(branch.reads, key=lambda part: part.start + part.num_tokens).owner
+        committed = CommittedRows(
+            owner=branch.owner,
+            prefix=prefix,
+            position=position,
+            tokens=tokens,
+            following=branch.pending if branch.stage is Stage.RUNNING else [],
+            rows=rows,
+            features_QF=features_QF,
+            is_path=is_path,
+            branch=branch,
+        )
         if _is_read_later(branch):
             self.drafter.observe(committed)
         if self.fold is not None:
             self.fold.remember_(branch, committed)
-
-
-def committed_rows(
-    branch: Branch,
-    position: int,
-    tokens: Sequence[int],
-    rows: Ints,
-    *,
-    features_QF: Tensor | None,
-    is_path: bool = False,
-) -> CommittedRows:
-    prefix = branch.request.prefix_owner
-    if branch.reads:  # it continues the longest part
-        prefix = max(branch.reads, key=lambda part: part.start + part.num_tokens).owner
-    return CommittedRows(
-        owner=branch.owner,
-        prefix=prefix,
-        position=position,
-        tokens=tokens,
-        following=branch.pending if branch.stage is Stage.RUNNING else [],
-        rows=rows,
-        features_QF=features_QF,
-        is_path=is_path,
-        branch=branch,
-    )
 
 
 def _is_read_later(branch: Branch) -> bool:

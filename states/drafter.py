@@ -81,9 +81,7 @@ class Drafter:
         self._num_nodes: dict[int, int] = {}  # by number of branches
         self.inbox: list[PendingRows] = []
         self.columns_F: Tensor | None = None
-        self.chooser: ChainChooser | TreeChooser | None = (
-            None  # of each round's drafts, if left open
-        )
+        self.chooser: ChainChooser | TreeChooser | None = None  # of the sizes that are left open
         self.memory: tuple[dict[int, Any], ...] = ()
         costs = context.costs
         if settings.chooses and costs is not None:
@@ -319,9 +317,7 @@ class TwoDrafters(Drafter):
         for part in self.parts:
             trees = [tree for tree, branch in enumerate(branches) if part.serves(branch)]
             served = [branches[tree] for tree in trees]
-            tokens_ST = result.tokens_ST[trees]
-            own = replace(
-                result, tokens_ST=tokens_ST, side_outputs_SC=result.side_outputs_SC[trees]
-            )
+            sides_SC = result.side_outputs_SC[trees]
+            own = replace(result, tokens_ST=result.tokens_ST[trees], side_outputs_SC=sides_SC)
             records += part.learn(served, own, [paths[tree] for tree in trees])
         return tuple(records)

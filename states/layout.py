@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate, count, pairwise
+from itertools import accumulate, chain, count, pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -141,9 +141,8 @@ class Layout:
         """Allocate slots for all rows of a forward and lay the rows out, trees first."""
         shared = trees.proposal.shared or None if trees is not None and self.packed else None
         # The host knows trees of roots only completely.
-        is_bare = (
-            trees is not None and not trees.proposal.tokens_SN.shape[1] and trees.segments is None
-        )
+        nodes = 0 if trees is None else trees.proposal.tokens_SN.shape[1]
+        is_bare = trees is not None and trees.segments is None and not nodes
         runs = [] if trees is None else self._tree_runs(trees, shared, is_bare=is_bare)
         num_trees = len(runs)
         for span in spans:
@@ -155,13 +154,12 @@ class Layout:
         first = num_trees
         for span in spans:
             copies = slice(first, first + len(self.rows_of(span.owner)))
-            flat = packed.flat[first]
-            slots_Cn = np.stack(packed.slots[copies])
-            span_slots.append(SpanSlots(flat, slots_Cn, np.stack(packed.flat[copies])))
+            flat_Cn = np.stack(packed.flat[copies])
+            span_slots.append(SpanSlots(np.stack(packed.slots[copies]), flat_Cn))
             if span.draws:
                 if span.bound:
                     bound.append(len(tips))
-                tips.append(int(flat[-1]))
+                tips.append(int(flat_Cn[0, -1]))
             first = copies.stop
         fresh = packed.all_slots[: sum(packed.sizes[:num_trees])]
         rows = self._plain_rows(kv, packed, tips=tips, num_trees=0 if is_bare else num_trees)
@@ -250,14 +248,12 @@ class Layout:
     def sequences(self, packed: PackedQueries, num_trees: int) -> tuple[QuerySequence, ...]:
         """The rows of each set of visible homes. If the trees share their rows, only the device
         knows the owner of a row: then the rows of all trees see the homes of all of them."""
-        tree_homes: dict[int, None] = {}
-        shared = False
-        for run in packed.runs[:num_trees]:
-            shared = shared or run.owner < 0
-            tree_homes.update(dict.fromkeys(run.homes))
+        trees = packed.runs[:num_trees]
+        shared = bool(trees) and trees[-1].owner == UNKNOWN
+        tree_homes = tuple(dict.fromkeys(chain(*[run.homes for run in trees])) if shared else ())
         rows_by_homes: dict[tuple[int, ...], list[Ints]] = {}
         for at, (run, flat) in enumerate(zip(packed.runs, packed.flat, strict=True)):
-            homes = tuple(tree_homes) if shared and at < num_trees else run.homes
+            homes = tree_homes if shared and at < num_trees else run.homes
             rows_by_homes.setdefault(homes, []).append(flat)
         return tuple(
             QuerySequence(np.concatenate(flats, dtype=np.int64), 0, homes)
@@ -293,11 +289,9 @@ class Layout:
             )
         node_rows_ST = np.empty(tokens_ST.shape, np.int32)
         node_slots_ST = np.empty(tokens_ST.shape, np.int32)
-        for tree in range(len(trees.owners)):  # nodes without a row have their root's
-            for node_T, part_n in (
-                (node_rows_ST[tree], packed.flat[tree]),
-                (node_slots_ST[tree], packed.slots[tree]),
-            ):
+        for node_ST, parts in ((node_rows_ST, packed.flat), (node_slots_ST, packed.slots)):
+            # The runs of trees are the first ones; nodes without a row have their root's.
+            for node_T, part_n in zip(node_ST, parts, strict=False):
                 node_T[: len(part_n)] = part_n
                 node_T[len(part_n) :] = part_n[0]
         nodes_ST = tensor(node_rows_ST, self.device)
@@ -395,7 +389,7 @@ class BatchingLayout(RowPerBranch):
     def enter_(self, owner: int, prefix: int) -> bool:
         """Allocate the row of retained parts, a row with the prefix, or a new copy of it."""
         busy = set(self._row.values())
-        parts = self._row_of_parts(prefix)
+        parts = dict(self._retained.values()).get(prefix, -1)  # their row
         ready = [row for row in self._copies[prefix] if row not in busy]
         ready.sort(key=lambda row: row != parts)
         if not ready:
@@ -410,7 +404,7 @@ class BatchingLayout(RowPerBranch):
 
     def hold_(self, owner: int, prefix: int) -> None:
         row = self._row.pop(owner)
-        target = self._row_of_parts(prefix, row)
+        target = dict(self._retained.values()).get(prefix, row)
         self._retained[owner] = prefix, target
         if target == row:
             return
@@ -437,9 +431,6 @@ class BatchingLayout(RowPerBranch):
     def _busy(self) -> set[int]:
         """Rows with running branches or retained parts."""
         return {*self._row.values(), *(row for _, row in self._retained.values())}
-
-    def _row_of_parts(self, prefix: int, new: int = -1) -> int:
-        return dict(self._retained.values()).get(prefix, new)
 
     def _drop_(self, prefix: int, row: int) -> None:
         self._copies[prefix].remove(row)

@@ -56,10 +56,9 @@ class Lifecycle:
                 self._cancel_(request)
         branches = dict.fromkeys((*self.table.active, *ran))
         self.table.active = [branch for branch in branches if branch.stage is Stage.RUNNING]
-        rows = self.admission.capacity.rows
         for request in [*self.table.open.values()]:
             # A request whose branches all run needs nothing, unless its parts or copies are kept.
-            changes = rows or request.combine is not None
+            changes = self.admission.capacity.rows or request.combine is not None
             if changes or any(b.stage is not Stage.RUNNING for b in request.branches):
                 self._advance_(request)
 

@@ -52,6 +52,8 @@ class BranchStateManager:
         self.limits = limits
         self.blend = blend
         self.fold = fold
+        # By owner, which of its rows came from cached documents.
+        self.reused: dict[int, Reused] = {} if blend is None else blend.reused
         self.pools = [pool for pool in (kv, kv_draft, kv_outline) if pool is not None]
         self.table = RequestTable(limits)
         self.samplers = Samplers(limits.vocabulary, kv.data.device)
@@ -105,15 +107,9 @@ class BranchStateManager:
         main: Drafter = drafter_class(first.kind)(first, context)
         if second is None:
             return main
-        context = replace(
-            context, model=models[1], kv=kv_outline, costs=limits.outline_costs, outlines=True
-        )
+        costs = limits.outline_costs
+        context = replace(context, model=models[1], kv=kv_outline, costs=costs, outlines=True)
         return TwoDrafters(main, drafter_class(second.kind)(second, context))
-
-    @property
-    def ended(self) -> int:
-        """Requests that have ended."""
-        return self.table.ended
 
     @property
     def requests(self) -> list[Request]:
@@ -131,11 +127,6 @@ class BranchStateManager:
             return 0  # it has pools of its own
         running = self.table.open.values()
         return self.admission.claimed(running, len(self.active), ()) - self.admission.pinned
-
-    @property
-    def reused(self) -> dict[int, Reused]:
-        """By owner, which of its rows came from cached documents."""
-        return {} if self.blend is None else self.blend.reused
 
 
 def _capacity(graph: Graph, kv: KVCache) -> CapacityModel:

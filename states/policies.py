@@ -4,7 +4,7 @@ A request is ranked once, when it arrives, so the cost of a step does not grow w
 Waiting branches of open requests are ranked in every step. A smaller rank starts earlier."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from ..ops.registry import RegistryError
 from .graph.plugins import POLICIES_GROUP, installed, title_of
@@ -77,22 +77,10 @@ def find_policy(name: str) -> Policy:
         for point, policy in installed(POLICIES_GROUP, name):
             if not isinstance(policy, Policy):
                 raise RegistryError(f"{title_of(point)}: {point.value} is not a Policy")
-            return replace(policy, rank=_checked(policy.rank))
+            return policy
     except RegistryError as error:
         raise PolicyError(f"scheduler.policy {name!r}: {error}") from error
     raise PolicyError(f"scheduler.policy {name!r}: no installed package has it")
-
-
-def _checked(rank: Callable[[Candidate], Rank]) -> Callable[[Candidate], Rank]:
-    """A plug-in's rank function, with its result checked."""
-
-    def ranked(candidate: Candidate) -> Rank:
-        result = rank(candidate)
-        if not (isinstance(result, tuple) and all(isinstance(part, int) for part in result)):
-            raise TypeError(f"a rank is a tuple of integers, not {result!r}")
-        return result
-
-    return ranked
 
 
 POLICIES: Mapping[str, Policy] = {

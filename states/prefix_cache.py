@@ -321,10 +321,9 @@ class PrefixCache:
         node.start = position
         node.tokens = node.tokens[cut:]
         self.nodes[above] = first
-        self._link_(first)
-        self._link_(node)
-        self._count(first, 1)
-        self._count(node, 1)
+        for part in (first, node):
+            self._link_(part)
+            self._count(part, 1)
         return above
 
     def evict_to_(self, rows: int) -> None:

@@ -76,9 +76,8 @@ class Trees:
 
 @dataclass(frozen=True, slots=True)
 class SpanSlots:
-    """The place of a span: flat row indices of one copy, slots and flat indices of all copies."""
+    """The place of a span: slots and flat row indices of each of its copies."""
 
-    rows: Ints
     slots_Cn: Ints
     flat_Cn: Ints
 
@@ -276,6 +275,5 @@ def explain(
             adjusted = rule not in (MATCH, GRAMMAR) and figures.adjusted
             came = FinalToken.RESIDUAL if adjusted else FinalToken.TARGET
         finish = None if branch.finish is None else str(branch.finish)
-        told = replace(tree, rule=rule, came=came, finish=finish, figures=tuple(judged))
-        explained.append(told)
+        explained.append(replace(tree, rule=rule, came=came, finish=finish, figures=tuple(judged)))
     return explained

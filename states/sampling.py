@@ -34,10 +34,7 @@ class Samplers:
 
     def of(self, branches: Sequence[Branch]) -> Sampler | None:
         """The sampler of these branches; None if all of them decode greedily without penalties."""
-        for branch in branches:
-            if not rules_of(branch).plain:
-                break
-        else:
+        if all(rules_of(branch).plain for branch in branches):
             return None
         owners = tuple(branch.owner for branch in branches)
         if self._columns is None or self._columns[0] != owners:

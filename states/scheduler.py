@@ -368,6 +368,8 @@ class Scheduler:
         )
         try:
             rank = self.policy.rank(candidate)
+            if not (isinstance(rank, tuple) and {*map(type, rank)} <= {int, bool}):  # a plug-in's
+                raise TypeError(f"a rank is a tuple of integers, not {rank!r}")
         except Exception as error:
             name = self.block.policy
             raise PolicyError(f"scheduler.policy {name!r}: {reason_of(error)}") from error

@@ -4,6 +4,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
+from functools import partial
 from typing import Any
 
 from rich.console import Console
@@ -15,7 +16,7 @@ from ..prepare.inputs import Prompt
 from ..prepare.job import Job
 from ..record.metrics import drafter_warnings
 from ..record.recorder import Recorder, Write
-from ..record.run_folder import OUTPUTS
+from ..record.run_folder import OUTPUTS, TRACE
 from ..record.run_view import scene_of
 from ..run import writer
 from ..run.core import STATUS_CODES, EngineCore, Pause, Status, StopSignal, delay, drive
@@ -59,7 +60,8 @@ def perform(session: Session, files: RunWriter, starts: Starts = recorded) -> Ru
     console = Console(stderr=True)
     with closing(folder), ExitStack() as stack:
         files.begin(os.environ, session.models.stop_ids)
-        run, recorder = starts(session, files.prompts, folder.trace)  # a signal ends the process
+        trace = partial(folder.append, TRACE)
+        run, recorder = starts(session, files.prompts, trace)  # a signal ends the process
         stack.enter_context(leaving_screen(console))
         stop = stack.enter_context(StopSignal())
         recorder.listeners.append(files.answers(run, recorder))

@@ -208,10 +208,6 @@ class Meter:
         return (self.in_run + self.open_ops) / NS
 
     @property
-    def tokens_per_second(self) -> float:
-        return ratio(self.tokens, self.seconds)
-
-    @property
     def overhead_share(self) -> float:
         whole = self.in_run + self.open_ops
         return ratio(whole - self.in_ops, whole)
@@ -240,7 +236,7 @@ def counted_figures(meter: Meter) -> dict[str, Any]:
         "tau_request": mean(map(_mean_length, by_request)) if by_request else 0.0,
         "acceptance_rate": meter.acceptance_rate,
         "tokens_per_target_forward": meter.per_forward,
-        "tokens_per_second": meter.tokens_per_second,
+        "tokens_per_second": ratio(meter.tokens, meter.seconds),
         "overhead_share": meter.overhead_share,
         "padding_waste": ratio(meter.padding, meter.rows),
         "tokens": meter.tokens,

@@ -61,7 +61,7 @@ class Recorder:
     def __call__(self, event: Event) -> None:
         at = self.now
         if self.write is not None:  # at once: an op's results must not stay alive
-            self._record(at, trace_record(at, event, self.view.committed))
+            self.record(at, trace_record(at, event, self.view.committed))
         if isinstance(event, Moved):
             self.view.moved(event, at)
         else:
@@ -94,7 +94,7 @@ class Recorder:
                 "held": step.blocked,
                 "preempted": list(step.preempted),
             }
-            self._record(at, record)
+            self.record(at, record)
 
     def _round_done(self, at: int, board: Mapping[str, Any]) -> None:
         summary: RoundSummary = board["committed"]
@@ -107,12 +107,9 @@ class Recorder:
             marks = self.meter.marks.get(request.key)
             if request.root is not None and request.root.ended and marks and marks.outline is None:
                 marks.outline = at
-        self._record(at, summary, self.meter.forwards)
+        self.record(at, summary, self.meter.forwards)
 
-    def write_record(self, record: Record) -> None:
-        self._record(self.now, record)
-
-    def _record(self, at: int, item: RoundSummary | Record, number: int = 0) -> None:
+    def record(self, at: int, item: RoundSummary | Record, number: int = 0) -> None:
         if self.write is not None:
             self._pending.append((at, item, number))
             if len(self._pending) >= BATCH_SIZE:
@@ -133,7 +130,7 @@ class Recorder:
                     self._tokens.update(branch.tokens)
             tokens = sorted(token for token in self._tokens if token >= 0)
             texts = {str(token): self.text_of(token) for token in tokens}
-            self.write_record({"kind": "texts", "texts": texts})
+            self.record(self.now, {"kind": "texts", "texts": texts})
         self.flush()
 
     def figures(self, board: Mapping[str, Any]) -> dict[str, Any]:

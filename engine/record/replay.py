@@ -73,8 +73,7 @@ class ReplayedView(RunView):
                 self.preempted.update(preempted)
                 self.starting = frozenset((*record["starts"], *record["chunks"]))
             case "round":
-                values = (record.get("blend") or {}).items()
-                blend: Any = {name: tuple(v) if isinstance(v, list) else v for name, v in values}
+                blend = record.get("blend")
                 summary = RoundSummary(
                     **{name: record[name] for name in ROUND_FIELDS},
                     target_length=record["kv"],
@@ -180,7 +179,6 @@ class ReplayedRequest:
             stage = "running" if parts else "outlining"
         else:
             stage = "waiting"
-        refused = any(branch.finish == "refused" for branch in self.branches)
         return RequestView(
             key=self.key,
             question=self.question,
@@ -188,7 +186,7 @@ class ReplayedRequest:
             parts=len(parts),
             done=done,
             tokens=sum(run.tokens[branch.name] for branch in self.branches),
-            refused=stage == "done" and refused,
+            refused=stage == "done" and any(b.finish == "refused" for b in self.branches),
         )
 
 
@@ -210,9 +208,8 @@ class Replay:
             self._graph = run.manifest["graph"]["resolved"]
             model = run.manifest["models"]["target"]["name"]
             self.scene = scene_of(self._graph, model, run.manifest["requests"])
-            self._texts: dict[int, str] = {}
-            for texts in (record["texts"] for record in records if record["kind"] == "texts"):
-                self._texts = {int(token): text for token, text in texts.items()}
+            texts = [record["texts"] for record in records if record["kind"] == "texts"] or [{}]
+            self._texts = {int(token): text for token, text in texts[-1].items()}
             if len(self.records) == len(records):
                 self.missing.append("the texts of single tokens")
             self.requests = self._read_requests()

@@ -101,15 +101,6 @@ class RunFolder:
     def write_lines(self, name: str, values: Iterable[Mapping[str, Any]]) -> None:
         self.write_text(name, "".join(COMPACT.encode(value) + "\n" for value in values))
 
-    def trace(self, record: Mapping[str, Any]) -> None:
-        """Append one record to trace.jsonl; none after a fault."""
-        # Without a flush: a system call per event would cost more than the event.
-        self._append(TRACE, record, flush=False)
-
-    def append_output(self, line: Mapping[str, Any]) -> None:
-        """Append the line of a finished answer to outputs.jsonl: it survives the process."""
-        self._append(OUTPUTS, line, flush=True)
-
     def lock(self) -> None:
         """Create outputs.jsonl, or continue it after its last whole line. This process holds its
         lock until it ends; raises UsageError if another process holds it."""
@@ -127,7 +118,9 @@ class RunFolder:
                     pass
                 os.truncate(file, file.read_bytes().rfind(b"\n") + 1)
 
-    def _append(self, name: str, value: Mapping[str, Any], *, flush: bool) -> None:
+    def append(self, name: str, value: Mapping[str, Any]) -> None:
+        """Append a record to trace.jsonl or a finished answer to outputs.jsonl; none after a fault.
+        An answer survives the process; a system call per event would cost more than the event."""
         if not self.exists or name in self._failed:
             return
         self._failed.add(name)
@@ -135,7 +128,7 @@ class RunFolder:
             if name not in self._streams:
                 self._streams[name] = (self.path / name).open("w", encoding="utf-8", newline="\n")
             self._streams[name].write(COMPACT.encode(value) + "\n")
-            if flush:
+            if name == OUTPUTS:
                 self._streams[name].flush()
             self._failed.remove(name)
 
@@ -316,7 +309,7 @@ def remove(run: SavedRun) -> int:
     return size
 
 
-COMPARED_FIGURES = [
+COMPARED = [
     *("tokens", "rounds", "target_forwards", "tau_step", "acceptance_rate"),
     *("tokens_per_second", "overhead_share", "padding_waste"),
 ]
@@ -333,9 +326,7 @@ def difference(run: SavedRun, other: SavedRun) -> dict[str, Any]:
         mine, theirs = (dict(_settings(side.manifest)) for side in (run, other))
         pairs = {name: (mine.get(name), theirs.get(name)) for name in sorted({**mine, **theirs})}
         settings = {name: (a, b) for name, (a, b) in pairs.items() if a != b}
-        figures = {
-            name: (run.metrics.get(name), other.metrics.get(name)) for name in COMPARED_FIGURES
-        }
+        figures = {name: (run.metrics.get(name), other.metrics.get(name)) for name in COMPARED}
     figures["seconds"] = (rows[0]["seconds"], rows[1]["seconds"])
     return {"equal": first is None, "settings": settings, "first": first, "figures": figures}
 

@@ -277,7 +277,6 @@ def pool_view(board: Mapping[str, Any]) -> PoolView:
     table = board["branches"]
     prefixes = table.prefixes
     segments = prefixes.nodes if prefixes is not None else None
-    moved = sum(sum(pool.ledger.bytes.values()) for pool in (kv, draft) if pool is not None)
     return PoolView(
         codes=slot_codes(kv, table.requests, table.reused, segments),
         used=kv.needed_length,
@@ -285,7 +284,7 @@ def pool_view(board: Mapping[str, Any]) -> PoolView:
         draft_used=draft.needed_length if draft is not None else 0,
         draft_capacity=draft.slots if draft is not None else 0,
         rows=kv.rows,
-        moved=moved,
+        moved=sum(sum(pool.ledger.bytes.values()) for pool in (kv, draft) if pool is not None),
         reused=prefixes.figures.reused if prefixes is not None else 0,
     )
 

@@ -131,15 +131,15 @@ class RunWriter:
 
         def listen(event: Event) -> None:
             nonlocal unwritten, ended
-            if not isinstance(event, Moved) or core.manager.ended == ended:
+            if not isinstance(event, Moved) or core.manager.table.ended == ended:
                 return
             start = perf_counter_ns()
-            ended = core.manager.ended
+            ended = core.manager.table.ended
             finished = [request for request in unwritten if request.finished]
             unwritten = [request for request in unwritten if not request.finished]
             answers = answers_of(finished, prompts)
             for line in outputs(answers, finished, prompts, recorder.meter):
-                self.folder.append_output(line)
+                self.folder.append(OUTPUTS, line)
             for item in answers:
                 self.show(item)
             recorder.exclude(perf_counter_ns() - start)

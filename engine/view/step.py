@@ -356,12 +356,10 @@ class LiveStepper(Stepper):
             self.where = ""
 
     def _turn(self, key: str) -> None:
-        count = len(PAGES)
-        if key.isdigit() and int(key) < count:
-            self.page = int(key)
-            self.first = 0
-        elif key in ("tab", "right", "left"):
-            self.page = (self.page + (-1 if key == "left" else 1)) % count
+        turns = {"tab": 1, "right": 1, "left": -1}
+        if key in turns or (key.isdigit() and int(key) < len(PAGES)):
+            page = self.page + turns[key] if key in turns else int(key)
+            self.page = page % len(PAGES)
             self.first = 0
         lines = max(len(self.pages[PAGES[self.page]]), 1)
         steps = {"up": -1, "k": -1, "down": 1, "j": 1, "page up": -10, "page down": 10}

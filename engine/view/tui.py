@@ -6,7 +6,6 @@ slow to draw are drawn less often."""
 
 import os
 import select
-import sys
 import termios
 import tty
 from bisect import bisect_right
@@ -235,8 +234,8 @@ class Keys:
     """Reads single keys, without Enter, while the context is open; then restores the terminal.
     available: whether the stream is a terminal."""
 
-    def __init__(self, stream: TextIO | None = None) -> None:
-        self._stream = stream or sys.stdin
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
         self.available = False
         self._typed = ""
 

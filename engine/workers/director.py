@@ -412,7 +412,7 @@ class ClusterRecorder(Recorder):
     def report(self, record: Mapping[str, Any]) -> None:
         """Record something that is not an event of the machine."""
         if record["event"] not in ("tokens", "outline"):
-            self.write_record({"kind": "cluster", **record})
+            self.record(self.now, {"kind": "cluster", **record})
             return
         marks = self.meter.marks.setdefault(str(record["request"]), Marks())
         if record["event"] == "outline":

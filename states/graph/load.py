@@ -148,9 +148,8 @@ def _nulls(source: Source, value: Any, path: KeyPath) -> Iterator[Problem]:
         yield source.problem(path, "must not be null", ProblemCode.NULL)
     elif isinstance(value, dict | list):
         for key, inner in value.items() if isinstance(value, dict) else enumerate(value):
-            if isinstance(inner, dict | list | None) and not (
-                key == "with" and path[:1] == ("states",)
-            ):
+            is_of_ops = key == "with" and path[:1] == ("states",)
+            if isinstance(inner, dict | list | None) and not is_of_ops:
                 yield from _nulls(source, inner, (*path, key))
 
 

@@ -48,9 +48,7 @@ _CLASSES = {
     kind: EntryPoint(kind, f"{_STATES}.{reference}", DRAFTERS_GROUP).load()
     for kind, reference in BUILT_IN.items()
 }
-DRAFTERS: Mapping[str, type[DrafterSettings]] = {
-    kind: drafter.Settings for kind, drafter in _CLASSES.items()
-}
+DRAFTERS: Mapping[str, type[DrafterSettings]] = {k: d.Settings for k, d in _CLASSES.items()}
 
 
 def module_file(module: str) -> Path:

@@ -94,9 +94,8 @@ class _Reader:
         self.mended += [LineNote(line, text[:MAX_SHOWN], reason) for reason in reasons]
 
     def outline(self, mode: Mode, status: Status) -> Outline:
-        return Outline(
-            mode, tuple(self.points), tuple(self.skipped), status, mended=tuple(self.mended)
-        )
+        mended = tuple(self.mended)
+        return Outline(mode, tuple(self.points), tuple(self.skipped), status, mended=mended)
 
     def lines_of(self, text: str) -> list[tuple[int, str]]:
         """The lines that are not blank, with their numbers, after a reasoning block if any."""
@@ -297,9 +296,7 @@ class Items(RootModel[tuple[Item, ...]]):
     """The list."""
 
 
-def load_outline(
-    path: str | Path, *, max_branches: int, tools: Sequence[str] | None = None
-) -> Outline:
+def load_outline(path: str | Path, *, max_branches: int, tools: Sequence[str]) -> Outline:
     """Read an outline file: the format itself (its first line is PLAN or DIRECT), or a list of
     `Item`; JSON if the name ends in .json, else YAML. Raises OutlineError: no file, or not a valid
     outline."""

@@ -425,9 +425,8 @@ class PromptBook:
             text_ids = [i for i in ids if i not in controls]
             own += self._fill(self._turns["dependency"], id=number_ids, text=text_ids)
         first = next(i for i, piece in enumerate(turn) if str(piece) in OF_A_BRANCH)
-        plan = "\n".join(
-            self._template.plan_line.format(id=p.id, title=p.title) for p in outline.points
-        )
+        line = self._template.plan_line.format
+        plan = "\n".join(line(id=p.id, title=p.title) for p in outline.points)
         plan_ids = self._encoder.text(plan)
         values = {"id": str(point.id), "title": point.title, "length": str(point.length)}
         filled = {name: self._encoder.text(value) for name, value in values.items()}

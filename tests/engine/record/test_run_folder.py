@@ -34,8 +34,8 @@ def test_files_appear_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_the_trace_grows_line_by_line(tmp_path: Path) -> None:
     with closing(RunFolder.create(tmp_path, "g")) as folder:
-        folder.trace({"kind": "move", "to": "a\nb"})
-        folder.trace({"kind": "op"})
+        folder.append("trace.jsonl", {"kind": "move", "to": "a\nb"})
+        folder.append("trace.jsonl", {"kind": "op"})
     lines = (folder.path / "trace.jsonl").read_text().splitlines()
     assert [json.loads(line)["kind"] for line in lines] == ["move", "op"]
 
@@ -44,7 +44,7 @@ def test_a_run_goes_on_without_a_folder(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     folder = RunFolder.create(tmp_path / "file", "g")
     folder.write_json("a.json", {})
-    folder.trace({})
+    folder.append("trace.jsonl", {})
     folder.close()
     assert not folder.exists and len(folder.faults) == 1 and "--runs-dir" in folder.faults[0]
 
@@ -54,7 +54,7 @@ def test_a_trace_that_finds_no_room_is_told_once(records: int, tmp_path: Path) -
     folder = RunFolder.create(tmp_path, "g")
     (folder.path / "trace.jsonl").symlink_to("/dev/full")
     for number in range(records):
-        folder.trace({"number": number})
+        folder.append("trace.jsonl", {"number": number})
     folder.write_json("a.json", {"x": 1})
     folder.close()
     assert folder.faults == [f"{folder.path / 'trace.jsonl'}: No space left on device"]

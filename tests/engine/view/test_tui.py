@@ -436,7 +436,7 @@ def test_it_is_played_until_a_key_or_to_its_end(
 ) -> None:
     out = io.StringIO()
     console = Console(file=out, **TERMINAL, width=90, height=24)
-    player, keys = Player(replay), Keys()
+    player, keys = Player(replay), Keys(io.StringIO())
     keys.available = True
     typed = ["end", "left", "", "q"]
     monkeypatch.setattr(keys, "read", lambda seconds: typed.pop(0))

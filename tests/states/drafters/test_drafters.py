@@ -12,7 +12,7 @@ from helpers.managers import request
 from specsot.ops.draft.ngram import longest_match
 from specsot.ops.draft.sizes import Curve, RoundCosts
 from specsot.ops.kv.pool import Ints
-from specsot.states.commit import _is_read_later, committed_rows
+from specsot.states.commit import Committer
 from specsot.states.drafter import DraftContext, Drafter
 from specsot.states.graph.plugins import drafter_class
 from specsot.states.request import Branch, Finish, Stage
@@ -55,6 +55,15 @@ def prefix(*tokens: int, position: int, flat: Ints, of: torch.Tensor | None) -> 
     )
 
 
+def observe(
+    state: Drafter, branch: Branch, *rows: Any, of: torch.Tensor, path: bool = False
+) -> None:
+    """Commit rows of a branch: their position, tokens and flat indices."""
+    committer = Committer.__new__(Committer)
+    committer.drafter, committer.fold = state, None
+    committer._observe_(branch, *rows, features_QF=of, is_path=path)
+
+
 def take_in_path(
     state: Drafter, branch: Branch, path: tuple[int, ...], flat: Ints, *, ends: bool = False
 ) -> None:
@@ -65,10 +74,7 @@ def take_in_path(
     position, first = branch.length, branch.num_cached_tokens
     branch.num_cached_tokens += len(flat)
     tokens = branch.tokens[first : branch.num_cached_tokens]
-    given = features(60, 61, 62)
-    part = committed_rows(branch, position, tokens, flat, features_QF=given, is_path=True)
-    if _is_read_later(branch):
-        state.observe(part)
+    observe(state, branch, position, tokens, flat, of=features(60, 61, 62), path=True)
 
 
 def queued(state: Drafter) -> list[tuple[int, int, list[int], list[float] | None]]:
@@ -83,8 +89,7 @@ def started(kind: str, branch: Branch) -> Any:
     """After the forward of a whole prompt: flat rows 0 to 4, with the features 10 to 14."""
     state, given = new_drafter(kind), features(10, 11, 12, 13, 14)
     state.observe(prefix(1, 2, 3, position=0, flat=rows(0, 1, 2), of=given))
-    prompt = branch.prompt.ids
-    state.observe(committed_rows(branch, 3, prompt, rows(3, 4), features_QF=given))
+    observe(state, branch, 3, branch.prompt.ids, rows(3, 4), of=given)
     return state
 
 

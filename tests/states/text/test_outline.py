@@ -396,7 +396,7 @@ def test_bad_files(tmp_path: Path, name: str, text: str | bytes, message: str) -
 @pytest.mark.parametrize(("name", "reason"), [("none.txt", "No such file"), (".", "directory")])
 def test_a_missing_file(name: str, reason: str, tmp_path: Path) -> None:
     with pytest.raises(OutlineError, match=reason):
-        load_outline(tmp_path / name, max_branches=3)
+        load_outline(tmp_path / name, max_branches=3, tools=())
 
 
 def test_everything_wrong_is_reported_at_once(tmp_path: Path) -> None:
