@@ -61,19 +61,10 @@ def wide_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 # -- the same arithmetic in transformers' model ---------------------------------------------------
 
 
-class ReferenceLinear(nn.Module):
+def reference_linear(x: Tensor, integers_IO: Tensor, scale_O: Tensor, bias_O: Any) -> Tensor:
     """A linear layer by float64 sums of integers, which are exact."""
-
-    def __init__(self, layer: nn.Linear, codes: Int8 | Int4) -> None:
-        super().__init__()
-        self.integers_IO = codes.integers().double().t()
-        self.scale_O = codes.scale_O.double()
-        self.bias_O = 0.0 if layer.bias is None else layer.bias.detach().double()
-
-    def forward(self, x: Tensor) -> Tensor:
-        integers, scale = quantised(x.flatten(0, -2))
-        out = integers @ self.integers_IO * (scale * self.scale_O) + self.bias_O
-        return out.view(*x.shape[:-1], -1)
+    integers, scale = quantised(x.flatten(0, -2))
+    return (integers @ integers_IO * (scale * scale_O) + bias_O).view(*x.shape[:-1], -1)
 
 
 def as_reference(folder: Path, dtype: torch.dtype, kind: str) -> Any:
@@ -104,8 +95,10 @@ def as_reference(folder: Path, dtype: torch.dtype, kind: str) -> Any:
     for path, module in list(model.named_modules()):
         if isinstance(module, nn.Linear):
             codes = codes_of(path, module.weight, kind)
-            parent, _, child = path.rpartition(".")
-            setattr(model.get_submodule(parent), child, ReferenceLinear(module, codes))
+            wide = {"integers_IO": codes.integers().double().t(), "scale_O": codes.scale_O.double()}
+            bias_O = 0.0 if module.bias is None else module.bias.detach()
+            module.forward = partial(reference_linear, **wide, bias_O=bias_O)
+            module.weight = None  # frees its memory
         elif type(module).__name__.endswith("RMSNorm"):
             norm = {"weight": module.weight.detach(), "eps": module.variance_epsilon}
             module.forward = partial(wide_norm, **norm)

@@ -133,9 +133,7 @@ class TileWriter:
                     for row in self.rows:
                         at = self.add(codes[row], 32 * half + 16 * place + 4 * four)
                         inputs = self.spread(at)
-                        sums[row] = call(
-                            builder, "x86.avx512.vpdpbusd.512", sums[row], weights, inputs
-                        )
+                        sums[row] = self.call("x86.avx512.vpdpbusd.512", sums[row], weights, inputs)
             narrow = ir.VectorType(INT8, 2 * LANES)
             stored = self.load(self.add(block, 8 * BYTES + half * BYTES // 2), narrow)
             pairs = builder.sext(stored, ir.VectorType(INT16, 2 * LANES))
@@ -220,27 +218,22 @@ class TileWriter:
             builder.store(total, builder.inttoptr(address, DOUBLES.as_pointer()), align=8)
 
 
-def tile_product(bits: int) -> Any:
-    """A function that multiplies 1 to MAX_TILE rows of inputs by one block of weights.
-
-    Its arguments: the number of rows, and the places, those of `TileWriter.write`: inputs, bytes of
-    a row of them, terms, bytes of a row of them, block, number of groups, sums."""
-
-    @instructions(types.void, types.intp, types.UniTuple(types.intp, 7))
-    def product(builder: Any, rows: Any, places: Any) -> None:
-        if bits not in SUPPORTED:  # no weights of these bits are packed then
-            return
-        end = builder.append_basic_block("end")
-        cases = [builder.append_basic_block(f"rows_{n}") for n in range(1, MAX_TILE + 1)]
-        switch = builder.switch(rows, cases[-1])
-        for number, case in enumerate(cases, 1):
-            switch.add_case(ir.Constant(INT64, number), case)
+@instructions(types.void, types.intp, types.intp, types.UniTuple(types.intp, 7))
+def tile(builder: Any, rows: Any, bits: Any, places: Any) -> None:
+    """Multiply 1 to MAX_TILE rows of inputs by one block of weights. places: the arguments of
+    `TileWriter.write`: inputs, bytes of a row of them, terms, bytes of a row of them, block, number
+    of groups, sums."""
+    end = builder.append_basic_block("end")
+    kind = builder.add(builder.mul(bits, ir.Constant(INT64, 2 * MAX_TILE)), rows)
+    switch = builder.switch(kind, end)
+    for width in sorted(SUPPORTED):  # no weights of other bits are packed here
+        for number in range(1, MAX_TILE + 1):
+            case = builder.append_basic_block(f"bits_{width}_rows_{number}")
+            switch.add_case(ir.Constant(INT64, width * 2 * MAX_TILE + number), case)
             builder.position_at_end(case)
-            TileWriter(builder, number, bits).write(cgutils.unpack_tuple(builder, places))
+            TileWriter(builder, number, width).write(cgutils.unpack_tuple(builder, places))
             builder.branch(end)
-        builder.position_at_end(end)
-
-    return product
+    builder.position_at_end(end)
 
 
 @intrinsic
@@ -283,12 +276,6 @@ def float32_of(builder: Any, bits: Any) -> Any:
 @instructions(types.int32, types.float32)
 def bits_of(builder: Any, number: Any) -> Any:
     return builder.bitcast(number, INT32)
-
-
-eight_bit_tile = tile_product(8)
-four_bit_tile = tile_product(4)
-half_tile = tile_product(16)
-float_tile = tile_product(32)
 
 
 @instructions(types.float64, types.intp)
