@@ -58,8 +58,8 @@ def pack_numbers(weight_OI: Any) -> Any:
     """Blocks of float32 [O / 16, I, 16], of bfloat16, as int16, [O / 16, I / 2, 16, 2], or of uint8
     [O / 16, I / 4, 16, 4], 128 above the codes in int8."""
     padded = padded_rows(weight_OI, 0)
-    few = 4 // padded.itemsize
-    ordered = padded.reshape(-1, LANES, padded.shape[1] // few, few).transpose(0, 2, 1, 3)
+    each = 4 // padded.itemsize
+    ordered = padded.reshape(-1, LANES, padded.shape[1] // each, each).transpose(0, 2, 1, 3)
     blocks = aligned((*ordered.shape[:2], LANES * 4))
     blocks.view(padded.dtype).reshape(ordered.shape)[:] = ordered
     return np.bitwise_xor(blocks, 128, out=blocks) if padded.dtype == np.int8 else blocks

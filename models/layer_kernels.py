@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import torch
 from numba import carray, cfunc, from_dtype, njit, types
-from numba.extending import overload
 
 from .kernels import (
     FAST,
@@ -89,39 +88,24 @@ def rotate(x_d, cos_d, sin_d, out_d):
         out_d[i] = upper_d[i] * cos_d[i] + lower_d[i] * sin_d[i]
 
 
-def stored(x):
-    """A number of a pool as float64; int16 has the bits of bfloat16."""
-
-
-def to_store(x, like):
-    """A float64 rounded to the numbers of a pool, of which `like` is one."""
-
-
-@overload(stored)
-def _stored(x):
-    if isinstance(x, types.Integer):
-        return lambda x: np.float64(float32_of(np.int32(x) << 16))
-    return lambda x: np.float64(x)
-
-
-@overload(to_store)
-def _to_store(x, like):
-    if not isinstance(like, types.Integer):
-        return lambda x, like: x
-
-    return lambda x, like: rounded(x)
-
-
 @njit(**FAST)
 def widen(x_d, out_d):
+    """Numbers of a pool as float64; those of two bytes, int16, have the bits of bfloat16."""
     for i in range(x_d.size):
-        out_d[i] = stored(x_d[i])
+        if x_d.itemsize == 2:
+            out_d[i] = float32_of(np.int32(x_d[i]) << 16)
+        else:
+            out_d[i] = x_d[i]
 
 
 @njit(**OPTIONS)
 def store(x_d, out_d):
+    """float64 rounded to the numbers of a pool."""
     for i in range(x_d.size):
-        out_d[i] = to_store(x_d[i], out_d[i])
+        if out_d.itemsize == 2:
+            out_d[i] = rounded(x_d[i])
+        else:
+            out_d[i] = x_d[i]
 
 
 @njit(**FAST)

@@ -359,7 +359,8 @@ class CompiledLayers:
         shape = (model.num_layers, model.kv_heads, model.head_dim, 1)
         row_1 = torch.zeros(1, dtype=torch.int64)
         kv = KVCache(*shape, dtype=model.dtype)
-        self.run(torch.zeros(1, model.hidden_size), row_1, row_1, None, kv=kv)
+        nothing = AttentionPlan(AttentionBackend(), ())
+        self.run(torch.zeros(1, model.hidden_size), row_1, row_1, nothing, kv=kv)
 
     def takes(self, attention: AttentionPlan) -> bool:
         """Whether a plan is computed here: that of a backend with a way of its own is not."""
@@ -384,7 +385,7 @@ class CompiledLayers:
         x_NH: Tensor,
         positions: Tensor,
         slots: Tensor,
-        attention: AttentionPlan | None,
+        attention: AttentionPlan,
         *,
         kv: KVCache,
         mixed_NW: Tensor | None = None,
@@ -392,7 +393,7 @@ class CompiledLayers:
     ) -> list[Tensor]:
         """Rows through all layers -> the rows at each tap before the last, in order, and after the
         last layer. positions, slots: of the rows, int64 of any shape. mixed_NW: the input of the
-        first layer's attention, if it mixes. attention: None sees nothing."""
+        first layer's attention, if it mixes."""
         positions_N = positions.reshape(-1)
         rows = x_NH.shape[0]
         inner = [tap for tap in taps if tap < len(self._layers_LA)]
@@ -416,15 +417,13 @@ class CompiledLayers:
         del masks  # no address of them is used any more
         return [*tapped_TNH.to(x_NH.dtype).unbind(), wide_NH.to(x_NH.dtype)]
 
-    def _groups(
-        self, attention: AttentionPlan | None, positions_N: Tensor
-    ) -> tuple[Any, list[Tensor]]:
+    def _groups(self, attention: AttentionPlan, positions_N: Tensor) -> tuple[Any, list[Tensor]]:
         """For each group of a plan: the address of its rows (0: all, in order), its sequences,
         queries of each and slots of each, the address of the slots (0: runs), the first slot and
         the distance of two runs, and the address of the mask; and what the addresses point to."""
         kept: list[Tensor] = []
         lines = []
-        for group in attention.groups if attention is not None else ():
+        for group in attention.groups:
             mask_GqK = group.mask_GqK
             if self._narrow is not None:
                 mask_GqK = self._narrow(mask_GqK, group.of_rows(positions_N), group.positions_GK)

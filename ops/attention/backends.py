@@ -65,7 +65,7 @@ class AttentionPlan:
         positions_GK = positions_BK.expand(len(mask_BQK), -1)
         rows_BQ = np.arange(mask_BQK[..., 0].numel()).reshape(mask_BQK.shape[:2])
         group = AttentionGroup(None, keys, mask_BQK, positions_GK, host_rows_Gq=rows_BQ)
-        return cls(AttentionBackend(), (group,))
+        return cls(GroupedBackend(), (group,))
 
     @classmethod
     def causal(
@@ -173,7 +173,7 @@ class AttentionBackend:
     statement. `plan` is called once for each forward, `run` once in each layer. This class attends
     to each sequence's slots by itself, with dense masks and torch's kernel."""
 
-    name: ClassVar[str] = "grouped"
+    name: ClassVar[str] = ""
     attend: ClassVar[Callable[..., Tensor]] = staticmethod(F.scaled_dot_product_attention)
     """(folded queries, keys, values, attn_mask=bias_B1QK) -> [B, kv_heads, Q, d]."""
 
@@ -245,6 +245,10 @@ class AttentionBackend:
         return out_NI.to(q_Nhd.dtype)
 
 
+class GroupedBackend(AttentionBackend, name="grouped"):
+    """Each sequence attends to its slots."""
+
+
 class DenseBackend(AttentionBackend, name="dense"):
     """The reference: all rows attend to the pool; of several rows as far as any is filled."""
 
@@ -303,7 +307,7 @@ def backend(name: str) -> AttentionBackend:
     """The backend of this name, of this package or of an installed one; raises ValueError."""
     for module in pkgutil.iter_modules([str(Path(__file__).parent)]):
         importlib.import_module(f".{module.name}", __package__)
-    classes = [AttentionBackend]
+    classes = AttentionBackend.__subclasses__()
     for cls in classes:  # which get longer on the way
         if cls.name == name:
             return cls()
