@@ -140,16 +140,6 @@ def quantise(x_I, bits, codes_I, terms_Gt):
 
 
 @njit(**OPTIONS)
-def scale_sums(sums_O, scale, scale_O, out_O, add):
-    if add:
-        for o in range(sums_O.size):
-            out_O[o] += sums_O[o] * (scale * np.float64(scale_O[o]))
-    else:
-        for o in range(sums_O.size):
-            out_O[o] = sums_O[o] * (scale * np.float64(scale_O[o]))
-
-
-@njit(**OPTIONS)
 def share(count, team):
     """The part of a range that a thread of a team computes."""
     return count * team[THREAD] // team[THREADS], count * (team[THREAD] + 1) // team[THREADS]
@@ -206,14 +196,14 @@ def product(inputs, weight, out_NO, add, team):
                 some = min(segment, groups - group)
                 part = block + group * size
                 tile(count, bits, (numbers, stride, terms, width, part, some, sums))
+        panel_O = scale_O[panel:end]
         for t in range(count):
-            scale_sums(
-                sums_TO[t, : end - panel],
-                scale_N[row + t],
-                scale_O[panel:end],
-                out_O=out_NO[row + t, panel:end],
-                add=add,
-            )
+            scale = scale_N[row + t]
+            sums_O = sums_TO[t]
+            out_O = out_NO[row + t, panel:end]
+            for o in range(panel_O.size):
+                scaled = sums_O[o] * (scale * np.float64(panel_O[o]))
+                out_O[o] = out_O[o] + scaled if add else scaled
     if weight[3]:
         bias_O = carray(pointer(weight[3], types.float64), (outputs,))
         for n in range(rows):

@@ -244,9 +244,7 @@ def attend(q_Nhd, keys_gSd, values_gSd, groups_X, out_NI, team):
                 for i in range(4):
                     q = min(r + i, size - 1) // folded
                     row = rows_Gq[s, q] if rows_at else s * queries + q
-                    own_d = q_Nhd[row, h * folded + (r + i) % folded]
-                    for d in range(dim):
-                        q_4d[i, d] = own_d[d]
+                    widen(q_Nhd[row, h * folded + (r + i) % folded], q_4d[i])
                 last = (r + some - 1) // folded
                 ranges = ranges_of(low_B, high_B, r // folded, last=last, ranges_B2=ranges_B2)
                 for place in range(ranges):

@@ -68,15 +68,13 @@ class Linear(nn.Linear):
             if residual is None:
                 return F.linear(x, weight, bias)
             return torch.addmm(residual, x, weight.t())
-        extra = padding(count)
-        if extra:
+        if extra := padding(count):
             x = F.pad(x, (0, 0, 0, extra))
+            residual = None if residual is None else F.pad(residual, (0, 0, 0, extra))
         out: Tensor
         if residual is None:
             out = ONEDNN._linear_pointwise(x, weight, bias, "none", [], "")
         else:
-            if extra:
-                residual = F.pad(residual, (0, 0, 0, extra))
             out = ONEDNN._linear_pointwise.binary(x, residual, weight, None, "add")
         return out[:count] if extra else out
 

@@ -161,14 +161,6 @@ class TileWriter:
                     sums[at] = self.call("x86.avx512bf16.dpbf16ps.512", sums[at], *pairs)
         return sums
 
-    def integers(self, inputs: list[Any], terms: list[Any], block: Any, sums: list[Any]) -> Any:
-        """The sums of all groups so far."""
-        of_bits = self.eight_bits if self.bits == 8 else self.four_bits
-        group_sums = of_bits(inputs, terms, block)
-        steps = [self.spread(term) for term in terms]
-        scaled = map(self.builder.mul, group_sums, steps)
-        return [self.builder.add(*pair) for pair in zip(sums, scaled, strict=True)]
-
     def write(self, arguments: list[Any]) -> None:
         """A loop over the groups, and the sums in memory."""
         builder = self.builder
@@ -199,7 +191,10 @@ class TileWriter:
         if floats:
             following = self.floats(input_at, block_at, totals)
         else:
-            following = self.integers(input_at, term_at, block=block_at, sums=totals)
+            of_group = self.eight_bits if self.bits == 8 else self.four_bits
+            sums_of_group = of_group(input_at, term_at, block_at)
+            scaled = map(builder.mul, sums_of_group, [self.spread(step) for step in term_at])
+            following = [builder.add(*pair) for pair in zip(totals, scaled, strict=True)]
         for total, value in zip(totals, following, strict=True):
             total.add_incoming(ir.Constant(kind, [0] * LANES), before)
             total.add_incoming(value, loop)
