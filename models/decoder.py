@@ -1,7 +1,7 @@
 """One lean decoder for all families (`families/`): the target whose output counts."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import NamedTuple, Self
 
@@ -277,13 +277,13 @@ class Decoder(PoolModel):
         return views
 
 
+@dataclass(eq=False)
 class KeyRecorder(LayerHook):
     """Collects all layers' keys before RoPE, [R, kv_heads, head_dim], but the first `drop`."""
 
-    def __init__(self, inputs: Mapping[bool, AttentionInputs], drop: int) -> None:
-        self.inputs = inputs
-        self.drop = drop
-        self.keys: list[Tensor] = []
+    inputs: Mapping[bool, AttentionInputs]
+    drop: int
+    keys: list[Tensor] = field(default_factory=list)
 
     def before_attention(
         self, index: int, x_NH: Tensor, qk_Nhd: Tensor, v_Ngd: Tensor, inputs: AttentionInputs

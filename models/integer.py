@@ -23,9 +23,9 @@ class IntegerWeight:
 
     def __init__(self, codes: Int8 | Int4) -> None:
         self.scale_O = codes.scale_O.double()
-        integers_IO = codes.integers().t()
-        count = 1 if isinstance(codes, Int8) else 2
-        self.digits = digits(integers_IO, count) if integers_IO.is_cpu else [integers_IO]
+        small = isinstance(codes, Int8)
+        integers_IO = (codes.codes_OI if small else codes.integers()).t()
+        self.digits = [integers_IO] if small or not integers_IO.is_cpu else digits(integers_IO)
 
     def product(
         self, x_NI: Tensor, added: Tensor | None = None, dtype: torch.dtype = torch.float64
@@ -34,7 +34,7 @@ class IntegerWeight:
         integers_NI, scale_N1 = quantised(x_NI)
         if x_NI.is_cpu:
             sums_NO = torch.zeros((), dtype=torch.float64)
-            for place, digit_NI in enumerate(digits(integers_NI.to(torch.int16), 2)):
+            for place, digit_NI in enumerate(digits(integers_NI.to(torch.int16))):
                 for other_place, digit_IO in enumerate(self.digits):
                     factor = float(DIGIT ** (place + other_place))
                     sums_NO = sums_NO + torch._int_mm(digit_NI, digit_IO).double() * factor
@@ -44,10 +44,8 @@ class IntegerWeight:
         return (out_NO if added is None else out_NO + added).to(dtype)
 
 
-def digits(integers: Tensor, count: int) -> list[Tensor]:
-    """int16 as `count` int8 tensors, whose sum with the factors 1 and DIGIT it is."""
-    if count == 1:
-        return [integers.to(torch.int8)]
+def digits(integers: Tensor) -> list[Tensor]:
+    """int16 as two int8 tensors, whose sum with the factors 1 and DIGIT it is."""
     upper = torch.div(integers, DIGIT, rounding_mode="floor")
     return [(integers - upper * DIGIT).to(torch.int8), upper.to(torch.int8)]
 
@@ -61,19 +59,12 @@ def wide_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 # -- the same arithmetic in transformers' model ---------------------------------------------------
 
 
-class ReferenceLinear(nn.Module):
+def reference_linear(
+    x: Tensor, integers_IO: Tensor, scale_O: Tensor, bias_O: Tensor | float
+) -> Tensor:
     """A linear layer by float64 sums of integers, which are exact."""
-
-    def __init__(self, layer: nn.Linear, codes: Int8 | Int4) -> None:
-        super().__init__()
-        self.integers_IO = codes.integers().double().t()
-        self.scale_O = codes.scale_O.double()
-        self.bias_O = 0.0 if layer.bias is None else layer.bias.detach().double()
-
-    def forward(self, x: Tensor) -> Tensor:
-        integers, scale = quantised(x.flatten(0, -2))
-        out = integers @ self.integers_IO * (scale * self.scale_O) + self.bias_O
-        return out.view(*x.shape[:-1], -1)
+    integers, scale = quantised(x.flatten(0, -2))
+    return (integers @ integers_IO * (scale * scale_O) + bias_O).view(*x.shape[:-1], -1)
 
 
 def as_reference(folder: Path, dtype: torch.dtype, kind: str) -> Any:
@@ -102,10 +93,13 @@ def as_reference(folder: Path, dtype: torch.dtype, kind: str) -> Any:
     AttentionMaskInterface.register(name, sdpa_mask)
     model.set_attn_implementation(name)
     for path, module in list(model.named_modules()):
-        if isinstance(module, nn.Linear):
+        is_linear = isinstance(module, nn.Linear)
+        if is_linear:
             codes = codes_of(path, module.weight, kind)
-            parent, _, child = path.rpartition(".")
-            setattr(model.get_submodule(parent), child, ReferenceLinear(module, codes))
+            wide = {"integers_IO": codes.integers().double().t(), "scale_O": codes.scale_O.double()}
+            bias_O = 0.0 if module.bias is None else module.bias.detach()
+            module.forward = partial(reference_linear, **wide, bias_O=bias_O)
+            module.weight = None  # frees its memory
         elif type(module).__name__.endswith("RMSNorm"):
             norm = {"weight": module.weight.detach(), "eps": module.variance_epsilon}
             module.forward = partial(wide_norm, **norm)

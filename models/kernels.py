@@ -24,15 +24,12 @@ from .tiles import (
     TERMS,
     add_one,
     bits_of,
-    eight_bit_tile,
-    float_tile,
-    four_bit_tile,
     give_way,
-    half_tile,
     largest_of_half,
     number_at,
     pointer,
     quantise_half,
+    tile,
 )
 
 OPTIONS: Any = {"nogil": True, "error_model": "numpy", "cache": True}
@@ -57,25 +54,18 @@ NUMBERS = {  # int16 has the bits of bfloat16
 MULTIPLY_TYPE = from_dtype(MULTIPLY)
 
 
-def pack_floats(weight_OI: Any) -> Any:
-    """Blocks [O / 16, I, 16] of float32; of bfloat16, as int16, [O / 16, I / 2, 16, 2]."""
+def pack_numbers(weight_OI: Any) -> Any:
+    """Blocks of float32 [O / 16, I, 16], of bfloat16, as int16, [O / 16, I / 2, 16, 2], or of uint8
+    [O / 16, I / 4, 16, 4], 128 above the codes in int8."""
     padded = padded_rows(weight_OI, 0)
-    pair = 4 // padded.itemsize
-    ordered = padded.reshape(-1, LANES, padded.shape[1] // pair, pair).transpose(0, 2, 1, 3)
+    each = 4 // padded.itemsize
+    ordered = padded.reshape(-1, LANES, padded.shape[1] // each, each).transpose(0, 2, 1, 3)
     blocks = aligned((*ordered.shape[:2], LANES * 4))
     blocks.view(padded.dtype).reshape(ordered.shape)[:] = ordered
-    return blocks
+    return np.bitwise_xor(blocks, 128, out=blocks) if padded.dtype == np.int8 else blocks
 
 
-def pack_int8(codes_OI: Any, scale_O: Any) -> Any:
-    """Blocks [O / 16, I / 4, 16, 4] of uint8, 128 above the codes."""
-    padded = padded_rows(codes_OI, 0).view(np.uint8)
-    ordered = padded.reshape(-1, LANES, padded.shape[1] // FOUR, FOUR).transpose(0, 2, 1, 3)
-    blocks = aligned(ordered.shape)
-    return np.bitwise_xor(ordered, 128, out=blocks)
-
-
-def pack_int4(codes_OI: Any, steps_OG: Any, offsets_OG: Any, scale_O: Any) -> Any:
+def pack_int4(codes_OI: Any, steps_OG: Any, offsets_OG: Any) -> Any:
     """Blocks [O / 16, I / 64, 576] of uint8: two codes in a byte, for each 32 inputs 4 vectors of
     16 outputs; then a step and an offset for each 32 inputs and output."""
     padded = padded_rows(codes_OI, 8)
@@ -108,13 +98,6 @@ def aligned(shape: tuple[int, ...]) -> Any:
     memory = np.empty(size + BYTES, np.uint8)
     start = -memory.ctypes.data % BYTES
     return memory[start : start + size].reshape(shape)
-
-
-def packed(bits: int, *arrays: Any) -> Any:
-    """Blocks of weights [O, I] or of the tensors of codes."""
-    if bits == 4:
-        return pack_int4(*arrays)
-    return pack_int8(*arrays) if bits == 8 else pack_floats(*arrays)
 
 
 @njit(**OPTIONS)
@@ -157,28 +140,6 @@ def quantise(x_I, bits, codes_I, terms_Gt):
 
 
 @njit(**OPTIONS)
-def scale_sums(sums_O, scale, scale_O, out_O, add):
-    if add:
-        for o in range(sums_O.size):
-            out_O[o] += sums_O[o] * (scale * np.float64(scale_O[o]))
-    else:
-        for o in range(sums_O.size):
-            out_O[o] = sums_O[o] * (scale * np.float64(scale_O[o]))
-
-
-@njit(**OPTIONS)
-def tile(rows, bits, places):
-    if bits == 4:
-        four_bit_tile(rows, places)
-    elif bits == 8:
-        eight_bit_tile(rows, places)
-    elif bits == 16:
-        half_tile(rows, places)
-    else:
-        float_tile(rows, places)
-
-
-@njit(**OPTIONS)
 def share(count, team):
     """The part of a range that a thread of a team computes."""
     return count * team[THREAD] // team[THREADS], count * (team[THREAD] + 1) // team[THREADS]
@@ -198,11 +159,16 @@ def barrier(team):
 
 
 @njit(**OPTIONS)
-def product(inputs, blocks, scale_O, bits, out_NO, add, team):
-    """Rows that `prepare` has written, by packed weights from the address `blocks`: written to, or
-    added to, out. A group is what one step of a tile multiplies."""
+def product(inputs, weight, out_NO, add, team):
+    """The product of rows, once all threads have prepared theirs, written to, or added to, out; it
+    ends with a barrier. weight: addresses of blocks and scales, bits of a code, address of a bias
+    (0: none). A group is what one step of a tile multiplies."""
+    barrier(team)
     inputs_NI, terms_NGt, scale_N = inputs
     rows, stride = inputs_NI.shape
+    blocks = weight[0]
+    scale_O = carray(pointer(weight[1], types.float32), (out_NO.shape[1],))
+    bits = weight[2]
     groups = stride // GROUP if bits < 16 else stride * 8 // bits // FLOATS_AT_ONCE
     segment = SEGMENT if bits < 16 else groups
     size = stride // groups * LANES
@@ -230,14 +196,20 @@ def product(inputs, blocks, scale_O, bits, out_NO, add, team):
                 some = min(segment, groups - group)
                 part = block + group * size
                 tile(count, bits, (numbers, stride, terms, width, part, some, sums))
+        panel_O = scale_O[panel:end]
         for t in range(count):
-            scale_sums(
-                sums_TO[t, : end - panel],
-                scale_N[row + t],
-                scale_O[panel:end],
-                out_O=out_NO[row + t, panel:end],
-                add=add,
-            )
+            scale = scale_N[row + t]
+            sums_O = sums_TO[t]
+            out_O = out_NO[row + t, panel:end]
+            for o in range(panel_O.size):
+                scaled = sums_O[o] * (scale * np.float64(panel_O[o]))
+                out_O[o] = out_O[o] + scaled if add else scaled
+    if weight[3]:
+        bias_O = carray(pointer(weight[3], types.float64), (outputs,))
+        for n in range(rows):
+            for o in range(first_block * LANES, outputs):
+                out_NO[n, o] += bias_O[o]
+    barrier(team)
 
 
 @njit(**OPTIONS)
@@ -288,24 +260,14 @@ def prepare(x_I, bits, inputs, n):
 @njit(**OPTIONS)
 def multiply(call, team, out_NO):
     """Rows by packed weights: `call` has the fields of MULTIPLY."""
-    rows, outputs = out_NO.shape
+    rows = len(out_NO)
     x_NI = carray(pointer(call.x, types.float64), (rows, call.depth))
-    scale_O = carray(pointer(call.scale, types.float32), (outputs,))
     inputs = inputs_at(call.work, rows, call.depth, call.bits)
     first, last = share(rows, team)
     for n in range(first, last):
         prepare(x_NI[n], call.bits, inputs, n)
-    barrier(team)
-    product(
-        inputs=inputs,
-        blocks=call.blocks,
-        scale_O=scale_O,
-        bits=call.bits,
-        out_NO=out_NO,
-        add=call.add != 0,
-        team=team,
-    )
-    barrier(team)
+    weight = (call.blocks, call.scale, call.bits, 0)
+    product(inputs, weight, out_NO, add=call.add != 0, team=team)
 
 
 @cache

@@ -8,11 +8,9 @@ from typing import Any
 import numpy as np
 import torch
 from numba import carray, cfunc, from_dtype, njit, types
-from numba.extending import overload
 
 from .kernels import (
     FAST,
-    LANES,
     NUMBERS,
     OPTIONS,
     TEAM_FIELDS,
@@ -35,11 +33,11 @@ GROUP_FIELDS = 8
 # Addresses and sizes; `work`: memory for the rows between products, and for `bytes_of_inputs`.
 RUN_LAYERS = np.dtype(
     [
-        *fields("x", "rows", "hidden", "mixed", "mixed_width", "layers", "num_layers").descr,
-        *fields("heads", "kv_heads", "head_dim", "inner", "cos", "sin", "slots").descr,
+        ("eps", np.float64),  # of a model: the fields up to `inner`
+        *fields("layers", "num_layers", "hidden", "heads", "kv_heads", "head_dim", "inner").descr,
+        *fields("x", "rows", "mixed", "mixed_width", "cos", "sin", "slots").descr,
         *fields("pool", "pool_slots", "groups", "num_groups", "taps", "num_taps").descr,
         *fields("tapped", "work").descr,
-        ("eps", np.float64),
     ]
 )
 RUN_TYPE = from_dtype(RUN_LAYERS)
@@ -90,39 +88,24 @@ def rotate(x_d, cos_d, sin_d, out_d):
         out_d[i] = upper_d[i] * cos_d[i] + lower_d[i] * sin_d[i]
 
 
-def stored(x):
-    """A number of a pool as float64; int16 has the bits of bfloat16."""
-
-
-def to_store(x, like):
-    """A float64 rounded to the numbers of a pool, of which `like` is one."""
-
-
-@overload(stored)
-def _stored(x):
-    if isinstance(x, types.Integer):
-        return lambda x: np.float64(float32_of(np.int32(x) << 16))
-    return lambda x: np.float64(x)
-
-
-@overload(to_store)
-def _to_store(x, like):
-    if not isinstance(like, types.Integer):
-        return lambda x, like: x
-
-    return lambda x, like: rounded(x)
-
-
 @njit(**FAST)
 def widen(x_d, out_d):
+    """Numbers of a pool as float64; those of two bytes, int16, have the bits of bfloat16."""
     for i in range(x_d.size):
-        out_d[i] = stored(x_d[i])
+        if x_d.itemsize == 2:
+            out_d[i] = float32_of(np.int32(x_d[i]) << 16)
+        else:
+            out_d[i] = x_d[i]
 
 
 @njit(**OPTIONS)
 def store(x_d, out_d):
+    """float64 rounded to the numbers of a pool."""
     for i in range(x_d.size):
-        out_d[i] = to_store(x_d[i], out_d[i])
+        if out_d.itemsize == 2:
+            out_d[i] = rounded(x_d[i])
+        else:
+            out_d[i] = x_d[i]
 
 
 @njit(**FAST)
@@ -261,9 +244,7 @@ def attend(q_Nhd, keys_gSd, values_gSd, groups_X, out_NI, team):
                 for i in range(4):
                     q = min(r + i, size - 1) // folded
                     row = rows_Gq[s, q] if rows_at else s * queries + q
-                    own_d = q_Nhd[row, h * folded + (r + i) % folded]
-                    for d in range(dim):
-                        q_4d[i, d] = own_d[d]
+                    widen(q_Nhd[row, h * folded + (r + i) % folded], q_4d[i])
                 last = (r + some - 1) // folded
                 ranges = ranges_of(low_B, high_B, r // folded, last=last, ranges_B2=ranges_B2)
                 for place in range(ranges):
@@ -274,16 +255,13 @@ def attend(q_Nhd, keys_gSd, values_gSd, groups_X, out_NI, team):
                     mask_K = mask_GqK[s, (r + i) // folded]
                     largest = MASKED
                     for place in range(ranges):
-                        keys_from = ranges_B2[place, 0]
-                        keys_to = ranges_B2[place, 1]
-                        hide(scores_4K[i, keys_from:keys_to], mask_K[keys_from:keys_to])
-                        largest = largest_of(scores_4K[i, keys_from:keys_to], largest)
+                        part = slice(ranges_B2[place, 0], ranges_B2[place, 1])
+                        hide(scores_4K[i, part], mask_K[part])
+                        largest = largest_of(scores_4K[i, part], largest)
                     total_4[i] = 0.0
                     for place in range(ranges):
-                        keys_from = ranges_B2[place, 0]
-                        keys_to = ranges_B2[place, 1]
-                        scores_K = scores_4K[i, keys_from:keys_to]
-                        total_4[i] += exponentials(scores_K, factor, largest)
+                        part = slice(ranges_B2[place, 0], ranges_B2[place, 1])
+                        total_4[i] += exponentials(scores_4K[i, part], factor, largest)
                 clear(out_4d, (0, dim))
                 for place in range(ranges):
                     keys = (ranges_B2[place, 0], ranges_B2[place, 1])
@@ -292,9 +270,9 @@ def attend(q_Nhd, keys_gSd, values_gSd, groups_X, out_NI, team):
                     q = (r + i) // folded
                     row = rows_Gq[s, q] if rows_at else s * queries + q
                     at = (h * folded + (r + i) % folded) * dim
-                    part = 1.0 / total_4[i] if total_4[i] > 0.0 else 0.0
+                    scale = 1.0 / total_4[i] if total_4[i] > 0.0 else 0.0
                     for d in range(dim):
-                        out_NI[row, at + d] = out_4d[i, d] * part
+                        out_NI[row, at + d] = out_4d[i, d] * scale
 
 
 @njit(**OPTIONS)
@@ -316,27 +294,6 @@ def gate(gate_I, up_I):
         e = exp(-abs(x))
         sigmoid = (1.0 if x >= 0.0 else e) / (1.0 + e)
         gate_I[i] = x * sigmoid * up_I[i]
-
-
-@njit(**OPTIONS)
-def linear(inputs, weight, out_NO, add, team):
-    """weight: addresses of blocks and scales, bits of a code, address of a bias (0: none)."""
-    rows, outputs = out_NO.shape
-    product(
-        inputs=inputs,
-        blocks=weight[0],
-        scale_O=carray(pointer(weight[1], types.float32), (outputs,)),
-        bits=weight[2],
-        out_NO=out_NO,
-        add=add,
-        team=team,
-    )
-    if weight[3]:
-        bias_O = carray(pointer(weight[3], types.float64), (outputs,))
-        first, last = share((outputs + LANES - 1) // LANES, team)
-        for n in range(rows):
-            for o in range(first * LANES, min(last * LANES, outputs)):
-                out_NO[n, o] += bias_O[o]
 
 
 @njit(**OPTIONS)
@@ -382,9 +339,7 @@ def run_layers(call, team, kv_LtgSd):
                 prepare(normed_H, bits, inputs, n)
             else:
                 prepare(mixed_NW[n], bits, inputs, n)
-        barrier(team)
-        linear(inputs, own[1:5], qkv_NI, add=False, team=team)
-        barrier(team)
+        product(inputs, own[1:5], qkv_NI, add=False, team=team)
         keys_gSd = kv_LtgSd[layer, 0]
         values_gSd = kv_LtgSd[layer, 1]
         begin, end = share(rows * (heads + kv_heads), team)
@@ -408,23 +363,17 @@ def run_layers(call, team, kv_LtgSd):
         inputs = inputs_at(work, rows, width, bits)
         for n in range(first, last):
             prepare(out_NI[n], bits, inputs, n)
-        barrier(team)
-        linear(inputs, own[6:10], x_NH, add=True, team=team)
-        barrier(team)
+        product(inputs, own[6:10], x_NH, add=True, team=team)
         inputs = inputs_at(work, rows, hidden, bits)
         for n in range(first, last):
             normalise(x_NH[n], doubles(own[10], (hidden,)), call.eps, normed_H)
             prepare(normed_H, bits, inputs, n)
-        barrier(team)
-        linear(inputs, own[11:15], both_NI, add=False, team=team)
-        barrier(team)
+        product(inputs, own[11:15], both_NI, add=False, team=team)
         inputs = inputs_at(work, rows, inner, bits)
         for n in range(first, last):
             gate(both_NI[n, :inner], both_NI[n, inner:])
             prepare(both_NI[n, :inner], bits, inputs, n)
-        barrier(team)
-        linear(inputs, own[15:19], x_NH, add=True, team=team)
-        barrier(team)
+        product(inputs, own[15:19], x_NH, add=True, team=team)
 
 
 @cache

@@ -334,13 +334,9 @@ class CompiledLayers:
 
         self._kernels = layer_kernels
         self._team = team_of(torch.get_num_threads())
-        call = np.zeros(1, self._kernels.RUN_LAYERS)
-        call["layers"] = self._layers_LA.ctypes.data
-        call["num_layers"] = len(addresses)
-        for name in ("heads", "kv_heads", "head_dim", "inner", "eps"):
-            call[name] = getattr(layer, name)
-        call["hidden"] = model.hidden_size
-        self._call_1 = call
+        sizes = (layer.heads, layer.kv_heads, layer.head_dim, layer.inner)
+        layers = (self._layers_LA.ctypes.data, len(addresses))
+        self._fields = (layer.eps, *layers, model.hidden_size, *sizes)  # first ones of RUN_LAYERS
         heads = 3 * layer.heads + 2 * layer.kv_heads  # queries twice, keys, values, attention
         kernels = [part.kernel for part in (layer.qkv, layer.o, layer.gate_up, layer.down)]
         largest = max(k.row_bytes for k in kernels if isinstance(k, PackedWeight))
@@ -363,7 +359,8 @@ class CompiledLayers:
         shape = (model.num_layers, model.kv_heads, model.head_dim, 1)
         row_1 = torch.zeros(1, dtype=torch.int64)
         kv = KVCache(*shape, dtype=model.dtype)
-        self.run(torch.zeros(1, model.hidden_size), row_1, row_1, None, kv=kv)
+        nothing = AttentionPlan(AttentionBackend(), ())
+        self.run(torch.zeros(1, model.hidden_size), row_1, row_1, nothing, kv=kv)
 
     def takes(self, attention: AttentionPlan) -> bool:
         """Whether a plan is computed here: that of a backend with a way of its own is not."""
@@ -388,7 +385,7 @@ class CompiledLayers:
         x_NH: Tensor,
         positions: Tensor,
         slots: Tensor,
-        attention: AttentionPlan | None,
+        attention: AttentionPlan,
         *,
         kv: KVCache,
         mixed_NW: Tensor | None = None,
@@ -396,7 +393,7 @@ class CompiledLayers:
     ) -> list[Tensor]:
         """Rows through all layers -> the rows at each tap before the last, in order, and after the
         last layer. positions, slots: of the rows, int64 of any shape. mixed_NW: the input of the
-        first layer's attention, if it mixes. attention: None sees nothing."""
+        first layer's attention, if it mixes."""
         positions_N = positions.reshape(-1)
         rows = x_NH.shape[0]
         inner = [tap for tap in taps if tap < len(self._layers_LA)]
@@ -408,35 +405,25 @@ class CompiledLayers:
         slots_N = slots.reshape(-1).contiguous()
         taps_T = np.array(inner, np.int64)
         work = torch.empty(rows * self._row_bytes, dtype=torch.uint8)
-        call = self._call_1.copy()
-        call["x"] = wide_NH.data_ptr()
-        call["rows"] = rows
-        call["mixed"] = mixed_NW.data_ptr()
-        call["mixed_width"] = mixed_NW.shape[1]
-        call["cos"] = cos_N1d.data_ptr()
-        call["sin"] = sin_N1d.data_ptr()
-        call["slots"] = slots_N.data_ptr()
-        call["pool"] = kv.data.data_ptr()
-        call["pool_slots"] = kv.data.shape[3]
-        call["groups"] = groups_X.ctypes.data
-        call["num_groups"] = len(groups_X)
-        call["taps"] = taps_T.ctypes.data
-        call["num_taps"] = len(inner)
-        call["tapped"] = tapped_TNH.data_ptr()
-        call["work"] = work.data_ptr()
+        own = (  # the other fields of RUN_LAYERS
+            *(wide_NH.data_ptr(), rows, mixed_NW.data_ptr(), mixed_NW.shape[1]),
+            *(cos_N1d.data_ptr(), sin_N1d.data_ptr(), slots_N.data_ptr()),
+            *(kv.data.data_ptr(), kv.data.shape[3]),
+            *(groups_X.ctypes.data, len(groups_X), taps_T.ctypes.data, len(inner)),
+            *(tapped_TNH.data_ptr(), work.data_ptr()),
+        )
+        call = np.array([(*self._fields, *own)], self._kernels.RUN_LAYERS)
         self._team.run(self._kernels.layers_of(kv.data.dtype), call)
         del masks  # no address of them is used any more
         return [*tapped_TNH.to(x_NH.dtype).unbind(), wide_NH.to(x_NH.dtype)]
 
-    def _groups(
-        self, attention: AttentionPlan | None, positions_N: Tensor
-    ) -> tuple[Any, list[Tensor]]:
+    def _groups(self, attention: AttentionPlan, positions_N: Tensor) -> tuple[Any, list[Tensor]]:
         """For each group of a plan: the address of its rows (0: all, in order), its sequences,
         queries of each and slots of each, the address of the slots (0: runs), the first slot and
         the distance of two runs, and the address of the mask; and what the addresses point to."""
         kept: list[Tensor] = []
         lines = []
-        for group in attention.groups if attention is not None else ():
+        for group in attention.groups:
             mask_GqK = group.mask_GqK
             if self._narrow is not None:
                 mask_GqK = self._narrow(mask_GqK, group.of_rows(positions_N), group.positions_GK)

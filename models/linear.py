@@ -4,8 +4,8 @@
 weight into oneDNN's layout at every call. Packed once, five rows cost what one does
 (docs/performance.md), and a row's sums hardly ever depend on how many rows there are."""
 
-from collections.abc import Callable, Iterable, Mapping
-from functools import lru_cache, partial
+from collections.abc import Iterable, Mapping
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -22,9 +22,6 @@ SUPPORT_CHECKS = {  # which of them say whether a processor has products in a dt
     torch.bfloat16: "_is_mkldnn_bf16_supported",
     torch.float16: "_is_mkldnn_fp16_supported",
 }
-
-FewRows = Callable[[Tensor, Tensor | None], Tensor]
-"""(x_NI, a term to add [N, O] or [O]) -> [N, O], by a weight of its own."""
 
 
 @lru_cache(1 << 13)
@@ -46,17 +43,11 @@ def linear(x_NI: Tensor, weight_OI: Tensor) -> Tensor:
     return out_NO[:count] if extra else out_NO
 
 
-def one_row(weight_IO: Tensor, x_NI: Tensor, added: Tensor | None) -> Tensor:
-    """One row by the weight as MKL multiplies it."""
-    return torch.mm(x_NI, weight_IO) if added is None else torch.addmm(added, x_NI, weight_IO)
-
-
 class Linear(nn.Linear):
-    """`nn.Linear` that can be packed for inference, which makes `weight` a buffer; `few` multiplies
-    up to `few_rows` rows faster. kernel: multiplies instead of torch."""
+    """`nn.Linear` that can be packed for inference, which makes `weight` a buffer. row_IO: the
+    weight as MKL multiplies a single row by it. kernel: multiplies instead of torch."""
 
-    few: FewRows | None = None
-    few_rows = 0
+    row_IO: Tensor | None = None
     kernel: Product | None = None
 
     def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
@@ -69,22 +60,21 @@ class Linear(nn.Linear):
         if residual is not None and bias is not None:
             return residual + self.forward(x)
         count = x.shape[0]  # `len` of a tensor is Python's, and takes longer
-        if self.few is not None and count <= self.few_rows:
-            return self.few(x, bias if residual is None else residual)
+        if self.row_IO is not None and count <= 1:
+            added = bias if residual is None else residual
+            return torch.mm(x, self.row_IO) if added is None else torch.addmm(added, x, self.row_IO)
         weight = self.weight
         if not weight.is_mkldnn:
             if residual is None:
                 return F.linear(x, weight, bias)
             return torch.addmm(residual, x, weight.t())
-        extra = padding(count)
-        if extra:
+        if extra := padding(count):
             x = F.pad(x, (0, 0, 0, extra))
+            residual = None if residual is None else F.pad(residual, (0, 0, 0, extra))
         out: Tensor
         if residual is None:
             out = ONEDNN._linear_pointwise(x, weight, bias, "none", [], "")
         else:
-            if extra:
-                residual = F.pad(residual, (0, 0, 0, extra))
             out = ONEDNN._linear_pointwise.binary(x, residual, weight, None, "add")
         return out[:count] if extra else out
 
@@ -135,8 +125,7 @@ def pack_(model: nn.Module, borrowed: Iterable[Tensor] = ()) -> None:
         if weight.is_mkldnn or weight.data_ptr() in unpacked:
             continue
         if small and weight.dtype == torch.float32:
-            layer.few = partial(one_row, weight.t().contiguous())
-            layer.few_rows = 1
+            layer.row_IO = weight.t().contiguous()
         replace_(layer, "weight", ONEDNN._reorder_linear_weight(weight, None))
 
 

@@ -77,19 +77,20 @@ class PackedWeight:
     def __init__(self, weight: Int8 | Int4 | Tensor, bits: int) -> None:
         self._kernels = compiled_kernels(bits)
         self._team = team_of(torch.get_num_threads())
-        if isinstance(weight, Tensor):
-            depth = weight.shape[1]
-            numbers = weight if bits == 32 else weight.view(torch.int16)
-            self.scale_O = np.ones(len(weight), np.float32)
-            self.blocks = self._kernels.packed(bits, numbers.numpy())
+        numbers = weight if isinstance(weight, Tensor) else weight.codes_OI
+        numbers_OI = (numbers.view(torch.int16) if bits == 16 else numbers).numpy()
+        self.scale_O = np.ones(len(numbers), np.float32)
+        if not isinstance(weight, Tensor):
+            self.scale_O[:] = weight.scale_O.numpy()
+        if isinstance(weight, Int4):
+            groups = (weight.steps_OG.numpy(), weight.offsets_OG.numpy())
+            self.blocks = self._kernels.pack_int4(numbers_OI, *groups)
         else:
-            depth = weight.codes_OI.shape[1]
-            arrays = [tensor.numpy() for tensor in weight if isinstance(tensor, Tensor)]
-            self.scale_O = weight.scale_O.numpy().copy()
-            self.blocks = self._kernels.packed(bits, *arrays)
-        # What `layer_kernels.linear` takes: addresses of blocks and scales, and a weight's bits.
+            self.blocks = self._kernels.pack_numbers(numbers_OI)
+        # What `kernels.product` takes: addresses of blocks and scales, and a weight's bits.
         self.fields = [self.blocks.ctypes.data, self.scale_O.ctypes.data, bits]
-        self.row_bytes = int(self._kernels.bytes_of_inputs(depth, bits))  # of memory for a product
+        # bytes of a row, of memory for a product
+        self.row_bytes: int = self._kernels.bytes_of_inputs(numbers.shape[1], bits)
 
     def product(
         self, x_NI: Tensor, added: Tensor | None = None, dtype: torch.dtype = torch.float64

@@ -201,10 +201,9 @@ def _view(whole: Linear, rows: range, columns: range, bias: bool = True) -> Line
     view = Linear(len(columns), len(rows), False, "meta")
     weight = whole.weight.detach()
     if (len(rows), len(columns)) == (whole.out_features, whole.in_features):
-        view.few = whole.few
-        view.few_rows = whole.few_rows
+        view.row_IO = whole.row_IO
         view.kernel = whole.kernel
-    elif weight.is_mkldnn or whole.few is not None or whole.kernel is not None:
+    elif weight.is_mkldnn or whole.row_IO is not None or whole.kernel is not None:
         raise ValueError("packed weights cannot be shared by ranks: load them with packed=False")
     else:
         weight = weight[rows.start : rows.stop, columns.start : columns.stop]

@@ -133,9 +133,7 @@ class TileWriter:
                     for row in self.rows:
                         at = self.add(codes[row], 32 * half + 16 * place + 4 * four)
                         inputs = self.spread(at)
-                        sums[row] = call(
-                            builder, "x86.avx512.vpdpbusd.512", sums[row], weights, inputs
-                        )
+                        sums[row] = self.call("x86.avx512.vpdpbusd.512", sums[row], weights, inputs)
             narrow = ir.VectorType(INT8, 2 * LANES)
             stored = self.load(self.add(block, 8 * BYTES + half * BYTES // 2), narrow)
             pairs = builder.sext(stored, ir.VectorType(INT16, 2 * LANES))
@@ -162,14 +160,6 @@ class TileWriter:
                     pairs = [self.builder.bitcast(one, HALVES) for one in (weights, value)]
                     sums[at] = self.call("x86.avx512bf16.dpbf16ps.512", sums[at], *pairs)
         return sums
-
-    def integers(self, inputs: list[Any], terms: list[Any], block: Any, sums: list[Any]) -> Any:
-        """The sums of all groups so far."""
-        of_bits = self.eight_bits if self.bits == 8 else self.four_bits
-        group_sums = of_bits(inputs, terms, block)
-        steps = [self.spread(term) for term in terms]
-        scaled = map(self.builder.mul, group_sums, steps)
-        return [self.builder.add(*pair) for pair in zip(sums, scaled, strict=True)]
 
     def write(self, arguments: list[Any]) -> None:
         """A loop over the groups, and the sums in memory."""
@@ -201,7 +191,10 @@ class TileWriter:
         if floats:
             following = self.floats(input_at, block_at, totals)
         else:
-            following = self.integers(input_at, term_at, block=block_at, sums=totals)
+            of_group = self.eight_bits if self.bits == 8 else self.four_bits
+            sums_of_group = of_group(input_at, term_at, block_at)
+            scaled = map(builder.mul, sums_of_group, [self.spread(step) for step in term_at])
+            following = [builder.add(*pair) for pair in zip(totals, scaled, strict=True)]
         for total, value in zip(totals, following, strict=True):
             total.add_incoming(ir.Constant(kind, [0] * LANES), before)
             total.add_incoming(value, loop)
@@ -220,27 +213,22 @@ class TileWriter:
             builder.store(total, builder.inttoptr(address, DOUBLES.as_pointer()), align=8)
 
 
-def tile_product(bits: int) -> Any:
-    """A function that multiplies 1 to MAX_TILE rows of inputs by one block of weights.
-
-    Its arguments: the number of rows, and the places, those of `TileWriter.write`: inputs, bytes of
-    a row of them, terms, bytes of a row of them, block, number of groups, sums."""
-
-    @instructions(types.void, types.intp, types.UniTuple(types.intp, 7))
-    def product(builder: Any, rows: Any, places: Any) -> None:
-        if bits not in SUPPORTED:  # no weights of these bits are packed then
-            return
-        end = builder.append_basic_block("end")
-        cases = [builder.append_basic_block(f"rows_{n}") for n in range(1, MAX_TILE + 1)]
-        switch = builder.switch(rows, cases[-1])
-        for number, case in enumerate(cases, 1):
-            switch.add_case(ir.Constant(INT64, number), case)
+@instructions(types.void, types.intp, types.intp, types.UniTuple(types.intp, 7))
+def tile(builder: Any, rows: Any, bits: Any, places: Any) -> None:
+    """Multiply 1 to MAX_TILE rows of inputs by one block of weights. places: the arguments of
+    `TileWriter.write`: inputs, bytes of a row of them, terms, bytes of a row of them, block, number
+    of groups, sums."""
+    end = builder.append_basic_block("end")
+    kind = builder.add(builder.mul(bits, ir.Constant(INT64, 2 * MAX_TILE)), rows)
+    switch = builder.switch(kind, end)
+    for width in sorted(SUPPORTED):  # no weights of other bits are packed here
+        for number in range(1, MAX_TILE + 1):
+            case = builder.append_basic_block(f"bits_{width}_rows_{number}")
+            switch.add_case(ir.Constant(INT64, width * 2 * MAX_TILE + number), case)
             builder.position_at_end(case)
-            TileWriter(builder, number, bits).write(cgutils.unpack_tuple(builder, places))
+            TileWriter(builder, number, width).write(cgutils.unpack_tuple(builder, places))
             builder.branch(end)
-        builder.position_at_end(end)
-
-    return product
+    builder.position_at_end(end)
 
 
 @intrinsic
@@ -283,12 +271,6 @@ def float32_of(builder: Any, bits: Any) -> Any:
 @instructions(types.int32, types.float32)
 def bits_of(builder: Any, number: Any) -> Any:
     return builder.bitcast(number, INT32)
-
-
-eight_bit_tile = tile_product(8)
-four_bit_tile = tile_product(4)
-half_tile = tile_product(16)
-float_tile = tile_product(32)
 
 
 @instructions(types.float64, types.intp)

@@ -94,7 +94,6 @@ def blend_flops(
             alive = int(next(shares) * context)
         pairs = alive * (context + 1) / 2 + suffix * context + suffix * (suffix + 1) / 2
         total += 4 * pairs * width  # scores and weighted sums
-        total += (
-            2 * (alive + suffix) * shape.hidden_size * (width + 3 * shape.intermediate_size)
-        )  # output, MLP
+        # output, MLP
+        total += 2 * (alive + suffix) * shape.hidden_size * (width + 3 * shape.intermediate_size)
     return total

@@ -217,7 +217,20 @@ def train_drafter(kind: type[Trainer], settings: DrafterTraining, source: Datase
     standing = ""
     with training_log(log_file, trainer.name) as report:
         while progress.done(settings) < 1.0:
-            values = _step(trainer, next(batches), progress)
+            batch = next(batches)
+            start = time.monotonic()
+            batch = batch.to(torch.device(settings.device))
+            loss, figures = trainer.loss(batch, step_generator(settings.seed, progress.step))
+            loss.backward()  # type: ignore[no-untyped-call]
+            torch.nn.utils.clip_grad_norm_(trainer.model.parameters(), 1.0)
+            trainer.optimizer.step(progress.done(settings))
+            values = {name: value.item() for name, value in {"loss": loss, **figures}.items()}
+            progress.step += 1
+            if not math.isfinite(values["loss"]):
+                what = f"the loss of step {progress.step} is not finite"
+                raise UsageError(f"{what}: try a lower --lr")
+            progress.tokens += batch.ids.numel()
+            progress.seconds += time.monotonic() - start
             progress.index = packer.index
             done = progress.done(settings)
             measure_due = progress.seconds - measured > 60.0 * settings.measure_minutes
@@ -236,24 +249,6 @@ def train_drafter(kind: type[Trainer], settings: DrafterTraining, source: Datase
 
 def step_generator(seed: int, step: int) -> torch.Generator:
     return torch.Generator().manual_seed(Random(f"{seed}:{step}").getrandbits(63))
-
-
-def _step(trainer: Trainer, batch: TrainingBatch, progress: Progress) -> dict[str, float]:
-    """One update; returns the loss and the trainer's figures."""
-    start = time.monotonic()
-    settings = trainer.settings
-    batch = batch.to(torch.device(settings.device))
-    loss, figures = trainer.loss(batch, step_generator(settings.seed, progress.step))
-    loss.backward()  # type: ignore[no-untyped-call]
-    torch.nn.utils.clip_grad_norm_(trainer.model.parameters(), 1.0)
-    trainer.optimizer.step(progress.done(settings))
-    values = {name: value.item() for name, value in {"loss": loss, **figures}.items()}
-    if not math.isfinite(values["loss"]):
-        raise UsageError(f"the loss of step {progress.step + 1} is not finite: try a lower --lr")
-    progress.step += 1
-    progress.tokens += batch.ids.numel()
-    progress.seconds += time.monotonic() - start
-    return values
 
 
 def _identity(settings: DrafterTraining, dataset: Dataset) -> dict[str, str]:
