@@ -215,6 +215,11 @@ class Branch:
             return "sample"
         return "outline" if self.is_root else "combined" if self.combines else "answer"
 
+    def continue_(self, tokens: Sequence[int]) -> None:
+        """Begin with tokens that were decoded elsewhere; the last one has no row yet."""
+        self.tokens = list(tokens)
+        self.num_cached_tokens = max(len(tokens) - 1, 0)
+
     def end(self, finish: Finish, note: str = "") -> None:
         move(self, ENDING_OF[finish])
         self.finish = finish
@@ -232,7 +237,7 @@ class Request:
         of it that is known before the outline.
     prefix_length: rows of the shared prefix; `context`: their token ids. The first `shared` rows
         belong to the prefix cache; `reused` of them were cached on arrival.
-    first_branch: resumes first after a preemption.
+    first_branch: resumes first after a preemption. resumed_tokens: decoded elsewhere, by branch.
     requested_tokens: the budget that the user set; a budget of 0 ends it after its outline.
     answer_tokens: most tokens of its outline and all parts together; by default without a bound.
     given_outline: of `--outline FILE`, prefilled as `given_ids`. documents: searched for branches.
@@ -265,6 +270,7 @@ class Request:
     common_prompt: PromptTokens = field(default_factory=PromptTokens)
     prefix_parts: list[PromptTokens] = field(default_factory=list)
     first_branch: Branch | None = None
+    resumed_tokens: dict[int, tuple[int, ...]] = field(default_factory=dict)
     opening: PromptTokens = field(default_factory=PromptTokens)
     outline: Outline | None = None
     given_outline: Outline | None = None
@@ -389,8 +395,7 @@ class MigratedBranch:
 
     def of(self, request: Request) -> Branch:
         branch = Branch(request, self.index, -1, self.budget, prompt=PromptTokens(self.prompt))
-        branch.tokens = list(self.tokens)
-        branch.num_cached_tokens = max(len(self.tokens) - 1, 0)  # the last one has no row yet
+        branch.continue_(self.tokens)
         return branch
 
 
@@ -411,13 +416,7 @@ def limit_to_part_(request: Request, part: MigratedRequest) -> None:
     request.arrival = part.arrival
     if not part.branches:
         request.budget = 0
-        if ids := part.outline[: request.outline_budget - 1]:
-            root = MigratedBranch(-1, request.tail.ids, ids, request.outline_budget).of(request)
-            if request.new_matcher is not None:
-                root.matcher = request.new_matcher()
-                for token in ids:
-                    root.matcher.advance(token)
-            request.root = root
+        resume_(request, {-1: part.outline})
         return
     request.prefix = PromptTokens(part.prefix)
     request.tail = PromptTokens()
@@ -425,3 +424,19 @@ def limit_to_part_(request: Request, part: MigratedRequest) -> None:
     request.given_outline = None
     request.given_ids = []
     request.branches = [branch.of(request) for branch in part.branches]
+
+
+def resume_(request: Request, tokens: Mapping[int, Sequence[int]]) -> None:
+    """Let a new request continue tokens of another engine, which may end anywhere; tokens: by
+    branch index, the outline's at -1."""
+    request.resumed_tokens = {index: tuple(ids) for index, ids in tokens.items()}
+    outlined = request.outline_budget > 0
+    index, budget = (-1, request.outline_budget) if outlined else (0, request.budget)
+    if ids := request.resumed_tokens.pop(index, ())[: budget - 1]:
+        first = MigratedBranch(index, request.tail.ids, ids, budget).of(request)
+        if request.new_matcher is not None:
+            first.matcher = request.new_matcher()
+            for token in ids:
+                first.matcher.advance(token)
+        request.root = first if outlined else None
+        request.branches = [] if outlined else [first]

@@ -219,8 +219,11 @@ class RequestTable:
         self._remove(request)
 
     def new_branch(self, request: Request, index: int, budget: int) -> Branch:
+        """A new branch, with the tokens that were decoded elsewhere, if any."""
         owner = self.segments.add(request.prefix_owner)
-        return Branch(request, index, owner, min(budget, self.limits.max_positions))
+        branch = Branch(request, index, owner, min(budget, self.limits.max_positions))
+        branch.continue_(request.resumed_tokens.pop(index, ())[: max(branch.budget - 1, 0)])
+        return branch
 
     def end_unstarted(self, request: Request, finish: Finish, why: str = "") -> None:
         """End a request without branches; its only branch records the reason."""

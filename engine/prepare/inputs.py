@@ -4,7 +4,7 @@ import json
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -66,7 +66,8 @@ class RequestSettings:
     outline, which takes at most half of it, and of all parts together; `Prompt.max_new_tokens` is
     the budget of each of them. grammar: of a plain answer, as `states.text.grammar` makes them.
     prefill: the beginning of a plain answer, which is continued. contexts: events report the
-    context of each branch. handed: the part of a migrated request that this engine decodes."""
+    context of each branch. handed: the part of a migrated request that this engine decodes.
+    resumed: tokens that another engine wrote, by branch index; -1 is the outline."""
 
     sampling: SamplingRules | None = None
     token_ids: tuple[int, ...] = ()
@@ -78,6 +79,7 @@ class RequestSettings:
     prefill: str = ""
     contexts: bool = False
     handed: MigratedRequest | None = None
+    resumed: Mapping[int, Sequence[int]] = field(default_factory=dict)
 
     @property
     def plain(self) -> bool:

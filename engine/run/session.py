@@ -21,7 +21,7 @@ from ...states.graph.plugins import drafter_class
 from ...states.machine import Sink
 from ...states.manager import BranchStateManager
 from ...states.prompt_builder import PromptBuilder
-from ...states.request import Request, limit_to_part_
+from ...states.request import Request, limit_to_part_, resume_
 from ...states.request_table import RunLimits
 from ...states.scheduler import Inbox
 from ...states.text.documents import CHUNK_TOKENS
@@ -190,6 +190,8 @@ class Session:
             request.combine = self.prompts.combine()
         if settings.handed is not None:
             limit_to_part_(request, settings.handed)
+        if settings.resumed:
+            resume_(request, settings.resumed)
         return request
 
     def start(self, prompts: Iterable[Prompt | Request], sink: Sink) -> EngineCore:

@@ -117,6 +117,7 @@ class ServedRequest(OpenRequest):
         self._order = events.ReadingOrder.of(engine.session.program.graph, raw=raw)
         self._stops = StopTexts(message.stop)
         self._parts: dict[int, events.TextStream] = {}
+        self._ids: dict[int, list[int]] = {}  # of branches, not sent yet
         silent = message.prompt.max_new_tokens == 0
         self._scores = ScoreRows(engine, message.logprobs, message.echo, silent)
         self._text = ""
@@ -136,7 +137,8 @@ class ServedRequest(OpenRequest):
         if text or branch_events or scores:
             tokens = sum(len(part.tokens) for part in self._parts.values())
             output = protocol.Wrote(self.message.id, text, branch_events, step, tokens=tokens)
-            yield output._replace(scores=scores)
+            yield output._replace(scores=scores, ids=[*self._ids.items()])
+            self._ids = {}
         if new and isinstance(ready := new[-1], events.AnswerReady):
             answer = ready.answer
             stop = self._stops.match
@@ -195,6 +197,7 @@ class ServedRequest(OpenRequest):
                 self.handle.cancel()
                 break
         if new := part.tokens[before:]:
+            self._ids.setdefault(event.branch, []).extend(new)
             self._scores.score(event.branch, new)
         if event.final and (rest := part.feed(final=True)) and self._stops.match is None:
             pieces.append([rest, event.origins[-1:] or "t"])
@@ -324,10 +327,14 @@ class ServedGraph(WorkerEngine):
         if scores and skeleton is not None and skeleton.merge == "attend" and not settings.plain:
             what = f"graph {graph.name!r} merges parts in place, which no plain forward repeats"
             raise Refusal(f"logprobs: {what} (specsot.skeleton: false)", "logprobs")
+        # Where an engine cannot continue behind what another one wrote, the request starts anew.
+        single = graph.beam is None and graph.blend is None and graph.limits.n == 1
+        continues = single and (skeleton is None or skeleton.merge == "concat")
         return replace(
             settings,
             sampling=replace(self.session.sampling, **sampling) if sampling else None,
             contexts=scores,
+            resumed=settings.resumed if continues else {},
         )
 
     def _check_ids(self, param: str, ids: Sequence[int]) -> None:

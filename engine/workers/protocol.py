@@ -133,7 +133,7 @@ class Wrote(NamedTuple):
     text: new readable text of the answer. events: (name, branch, details) of its branches: outline
     (titles), opened (title), reused ([run of its prompt, how]), wrote ([piece, origin]), ended
     (finish). tokens: written so far. scores: [branch, token id, text, log-probability,
-    [[id, text, log-probability]]] where requested."""
+    [[id, text, log-probability]]] where requested. ids: [branch, new token ids]."""
 
     id: str
     text: Text
@@ -141,6 +141,7 @@ class Wrote(NamedTuple):
     step: int
     tokens: int
     scores: Sequence[Any] = ()
+    ids: Sequence[Sequence[Any]] = ()
 
 
 class Ended(NamedTuple):

@@ -1,7 +1,7 @@
 """The router of a server: one engine process or several replicas, and which of them gets what.
 
-A request whose replica is lost runs again from its beginning in another one. What its client has is
-dropped, so that it sees one stream: tokens do not depend on the replica that writes them."""
+A request whose replica is lost continues in another one behind the last tokens that are known, and
+its client sees one stream: tokens do not depend on the replica that writes them."""
 
 import asyncio
 import itertools
@@ -271,7 +271,7 @@ class Router(Membership[Replica]):
                 self._place(ticket)
 
     def _lost(self, ticket: Ticket) -> None:
-        """The replica of a request is lost: it runs again in another one, if that is useful."""
+        """The replica of a request is lost: it continues in another one, if that is useful."""
         assert ticket.replica is not None
         ticket.replica.expected.pop(ticket.request.id, None)
         ticket.restart_()

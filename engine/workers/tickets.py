@@ -4,7 +4,7 @@ import asyncio
 import itertools
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from time import monotonic
 from typing import Any
 
@@ -113,12 +113,16 @@ def _is_outlined(request: Submit, facts: Mapping[str, Any]) -> bool:
 @dataclass
 class DeliveredStream:
     """The output of a request that its client has received. A second run of the request repeats it,
-    in steps of other sizes: `new_part` drops what the client has. Texts, scores and events of a
-    branch come in the same order in every run."""
+    in steps of other sizes: `new_part` drops what the client has. Texts, tokens, scores and events
+    of a branch come in the same order in every run."""
 
     _delivered: dict[tuple[str, int], list[Any]] = field(default_factory=dict)
     _at: Counter[tuple[str, int]] = field(default_factory=Counter)
     _tokens: int = 0
+
+    @property
+    def ids(self) -> dict[int, list[int]]:
+        return {branch: ids for (kind, branch), ids in self._delivered.items() if kind == "ids"}
 
     def restart_(self) -> None:
         """The request runs again from its beginning."""
@@ -128,6 +132,8 @@ class DeliveredStream:
         """The part of an output that the client does not have; raises DiffersError."""
         text = "".join(self._new("text", 0, output.text))
         self._tokens = max(self._tokens, output.tokens)
+        for branch, ids in output.ids:
+            self._new("ids", branch, ids)
         events = []
         for name, branch, details in output.events:
             if name != "wrote":
@@ -135,9 +141,8 @@ class DeliveredStream:
             elif new := self._new(name, branch, [piece for piece, _ in details]):
                 events.append([name, branch, list(details)[-len(new) :]])
         scores = [row for row in output.scores if self._new("scores", row[0], [row[1]])]
-        if not (text or events or scores):
-            return None
-        return output._replace(text=text, events=events, tokens=self._tokens, scores=scores)
+        new_output = output._replace(text=text, events=events, tokens=self._tokens, scores=scores)
+        return new_output._replace(ids=()) if text or events or scores else None
 
     def _new(self, kind: str, branch: int, items: Sequence[Any]) -> Sequence[Any]:
         """The last of these items of a branch: those that were not delivered."""
@@ -228,3 +233,15 @@ class Ticket:
     def remaining_seconds(self) -> float:
         timeout = self.request.timeout if isinstance(self.request, Submit) else None
         return float("inf") if timeout is None else self._start_time + timeout - monotonic()
+
+    @property
+    def remaining_request(self) -> Request:
+        """The request, with the answer so far and the remaining time. The last token of each branch
+        is written again, so that its end is found again."""
+        request = self.request
+        if not isinstance(request, Submit) or not self.losses:
+            return request
+        resumed = {branch: ids[:-1] for branch, ids in self._delivered.ids.items()}
+        settings = replace(request.settings, resumed=resumed)
+        timeout = None if request.timeout is None else max(self.remaining_seconds, 0.001)
+        return request._replace(settings=settings, timeout=timeout)

@@ -2,15 +2,19 @@
 nothing that grows."""
 
 import asyncio
+import random
 import threading
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
+from helpers.clusters import BEES as FIRST
+from helpers.clusters import CAMPING, session_of
 from helpers.many import sizes
-from helpers.support import tokens_of
+from helpers.support import SEED, taking_turns, tokens_of
 
 from specsot.engine.events import (
     OUTLINE,
@@ -235,6 +239,24 @@ def test_events_and_results_can_be_awaited(threaded: bool, session: Callable[...
 # -- what one request may ask for instead of what the graph says ----------------------------------
 
 WARM = ("sampling.temperature=0.8",)
+OBJECT = schema_grammar(
+    {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}
+)
+GRAPHS = (
+    ("bim_plain", ()),
+    ("bim_eagle", ()),
+    ("bim_dflash", WARM),
+    ("bim_ngram", WARM),
+    ("bim_vanilla", ()),
+    ("bim_two_drafters", WARM),
+    ("bim_eagle", ("skeleton.share=prompt",)),
+    ("paged_eagle", WARM),
+    ("batching_eagle", ()),
+    ("batching_dflash", WARM),
+    ("eagle2", ()),
+    ("ddtree", WARM),
+    ("autoregressive", WARM),
+)
 
 
 @pytest.fixture
@@ -337,3 +359,21 @@ def committed(handle: Handle) -> tuple[dict[int, list[int]], AnswerReady]:
         if isinstance(one, Committed):
             tokens.setdefault(one.branch, []).extend(one.tokens)
     return tokens, last
+
+
+ASKED = ((FIRST, None), (CAMPING, OBJECT), (FIRST, OBJECT), (CAMPING, None))
+SHUFFLED = random.Random(SEED).sample(GRAPHS, len(GRAPHS))
+
+
+@pytest.mark.parametrize(("case", "asked"), taking_turns(SHUFFLED, ASKED))
+def test_a_begun_request_goes_on(case: Any, asked: tuple[Prompt, str | None]) -> None:
+    (graph, sets), (prompt, grammar) = case, asked
+    dice = random.Random(graph)
+    with Engine(session_of(graph, *sets, budget=16), threaded=False) as engine:
+        settings = RequestSettings(grammar=grammar)
+        wanted = committed(engine.submit(prompt, settings=settings))
+        for salt in ("", "another"):
+            cuts = {index: ids[: dice.randrange(len(ids))] for index, ids in wanted[0].items()}
+            again = replace(prompt, cache_salt=salt)
+            begun = replace(settings, resumed=cuts)
+            assert committed(engine.submit(again, settings=begun)) == wanted, cuts

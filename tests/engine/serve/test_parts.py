@@ -54,7 +54,7 @@ def example(kind: Any) -> Any:
     plain = {str: "x", Text: "\ud83d ü\n", int: 7, float: 0.5, bool: True, Any: ["x", [1]]}
     plain |= {Prompt: Prompt("1", "Hi"), MigratedRequest: MigratedRequest((1, 2), outline=(3,))}
     plain |= {ClusterBlock: ClusterBlock(workers=3, skeleton=GroupSize(tp=2))}
-    plain |= {RequestSettings: RequestSettings(token_ids=(1,))}
+    plain |= {RequestSettings: RequestSettings(token_ids=(1,), resumed={-1: [2, 3]})}
     if kind in plain:
         return plain[kind]
     origin, inside = get_origin(kind), get_args(kind)
