@@ -17,6 +17,9 @@ EXACT = ("float32", "float64")  # dtypes in which plain weights have one text in
 
 MAX_CODE = 127
 GROUP = 64  # numbers of an input row that share a step
+LANES = 16  # outputs of a block of packed weights
+FOUR = 4  # inputs whose products one instruction adds
+BYTES = 4 * LANES  # of a vector
 MAX_STEP = 16  # of an input row, in units of its scale
 # Numbers from here on below the next code are rounded up. Halves are common among products of
 # narrow dtypes, and noise must not decide about them.

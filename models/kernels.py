@@ -1,9 +1,10 @@
-"""Compiled products of rows and packed weights, by one thread or several.
+"""Compiled products of rows and packed weights, and all layers of a model, by several threads.
 
 numba compiles them at their first call, and keeps them on disk; after a change in `tiles` remove
 its cache. A row is quantised to int8 before a product with codes, whose sums are exact, or rounded
 to the weights' floats, whose sums are added in one order for any number of rows. A thread computes
-its share of the outputs, so sums do not depend on the number of threads either."""
+its share of the outputs, so sums do not depend on the number of threads either. Activations are
+float64; keys and values are rounded to the numbers of the pool."""
 
 from functools import cache
 from typing import Any
@@ -12,18 +13,17 @@ import numpy as np
 import torch
 from numba import carray, cfunc, from_dtype, njit, types
 
-from .codes import CEILING, GROUP, INT4_OFFSET, MAX_CODE, MAX_STEP
+from .codes import CEILING, GROUP, INT4_OFFSET, LANES, MAX_CODE, MAX_STEP
 from .tiles import (
-    BYTES,
     FLOATS_AT_ONCE,
-    FOUR,
-    LANES,
     MAX_TILE,
     PANEL,
     SEGMENT,
     TERMS,
     add_one,
     bits_of,
+    float32_of,
+    float64_of,
     give_way,
     largest_of_half,
     number_at,
@@ -34,70 +34,35 @@ from .tiles import (
 
 OPTIONS: Any = {"nogil": True, "error_model": "numpy", "cache": True}
 FAST: Any = {**OPTIONS, "fastmath": {"reassoc", "contract", "nsz"}}
+MAXIMUM: Any = {**OPTIONS, "fastmath": {"reassoc", "nsz", "nnan"}}  # else a loop of `max` is slow
+MASKED = -1e300  # the score of a key that a query does not see
+BLOCK = 8  # keys that are computed or left out together
+LAYER_FIELDS = 19  # see `CompiledLayers`
+GROUP_FIELDS = 8
 
 # The cells of a team, which every thread has of its own, see `Team`.
 COUNTER, THREAD, THREADS, PASSED, TEAM_FIELDS = range(5)
 TRIES = 20_000  # of a thread that waits for others, before it lets other programs run
 
 
-def fields(*names: str) -> Any:
-    return np.dtype([(name, np.int64) for name in names])
+def fields(names: str) -> Any:
+    return np.dtype([(name, np.int64) for name in names.split()])
 
 
-# Addresses and sizes; work: memory for `bytes_of_inputs`.
-MULTIPLY = fields("blocks", "scale", "bits", "rows", "depth", "outputs", "x", "out", "work", "add")
+# Addresses and sizes; work: memory for `bytes_of_inputs`, and for the rows between products.
+MULTIPLY = fields("blocks scale bits rows depth outputs x out work add")
+MODEL_FIELDS = "layers num_layers hidden heads kv_heads head_dim inner"
+ROW_FIELDS = "x rows mixed mixed_width cos sin slots pool pool_slots"
+GROUPS_AND_TAPS = "groups num_groups taps num_taps tapped"
+INTEGERS = fields(f"{MODEL_FIELDS} {ROW_FIELDS} {GROUPS_AND_TAPS} work")
+RUN_LAYERS = np.dtype([("eps", np.float64), *INTEGERS.descr])
 NUMBERS = {  # int16 has the bits of bfloat16
     torch.float64: types.float64,
     torch.float32: types.float32,
     torch.bfloat16: types.int16,
 }
 MULTIPLY_TYPE = from_dtype(MULTIPLY)
-
-
-def pack_numbers(weight_OI: Any) -> Any:
-    """Blocks of float32 [O / 16, I, 16], of bfloat16, as int16, [O / 16, I / 2, 16, 2], or of uint8
-    [O / 16, I / 4, 16, 4], 128 above the codes in int8."""
-    padded = padded_rows(weight_OI, 0)
-    each = 4 // padded.itemsize
-    ordered = padded.reshape(-1, LANES, padded.shape[1] // each, each).transpose(0, 2, 1, 3)
-    blocks = aligned((*ordered.shape[:2], LANES * 4))
-    blocks.view(padded.dtype).reshape(ordered.shape)[:] = ordered
-    return np.bitwise_xor(blocks, 128, out=blocks) if padded.dtype == np.int8 else blocks
-
-
-def pack_int4(codes_OI: Any, steps_OG: Any, offsets_OG: Any) -> Any:
-    """Blocks [O / 16, I / 64, 576] of uint8: two codes in a byte, for each 32 inputs 4 vectors of
-    16 outputs; then a step and an offset for each 32 inputs and output."""
-    padded = padded_rows(codes_OI, 8)
-    blocks = padded.shape[0] // LANES
-    groups = padded.shape[1] // GROUP
-    pairs = np.zeros((blocks * LANES, 2 * groups, 2), np.int8)
-    pairs[: len(steps_OG), : steps_OG.shape[1], 0] = steps_OG
-    pairs[: len(steps_OG), : steps_OG.shape[1], 1] = offsets_OG
-    nibbles = padded.reshape((blocks, LANES, groups, 2, 2, 4, FOUR))
-    both = nibbles[:, :, :, :, 0] | nibbles[:, :, :, :, 1] << 4
-    both = both.transpose((0, 2, 3, 4, 1, 5)).reshape(blocks, groups, -1)
-    pairs = pairs.reshape((blocks, LANES, groups, 2, 2)).transpose((0, 2, 3, 1, 4))
-    pairs = pairs.reshape(blocks, groups, -1).view(np.uint8)
-    codes = both.shape[-1]
-    packed = aligned((blocks, groups, codes + pairs.shape[-1]))
-    packed[..., :codes] = both
-    packed[..., codes:] = pairs
-    return packed
-
-
-def padded_rows(codes_OI: Any, zero: int) -> Any:
-    """Codes with whole blocks of outputs and whole groups of inputs."""
-    more = (-codes_OI.shape[0] % LANES, -codes_OI.shape[1] % GROUP)
-    return np.pad(codes_OI, ((0, more[0]), (0, more[1])), constant_values=zero)
-
-
-def aligned(shape: tuple[int, ...]) -> Any:
-    """Memory for uint8 numbers that begins at a multiple of a vector's size."""
-    size = int(np.prod(shape))
-    memory = np.empty(size + BYTES, np.uint8)
-    start = -memory.ctypes.data % BYTES
-    return memory[start : start + size].reshape(shape)
+RUN_TYPE = from_dtype(RUN_LAYERS)
 
 
 @njit(**OPTIONS)
@@ -268,6 +233,355 @@ def multiply(call, team, out_NO):
         prepare(x_NI[n], call.bits, inputs, n)
     weight = (call.blocks, call.scale, call.bits, 0)
     product(inputs, weight, out_NO, add=call.add != 0, team=team)
+
+
+@njit(**OPTIONS)
+def exp(x):
+    """e^x to about 1e-16; x at most 0 or a little more, without overflow checks."""
+    x = max(x, -700.0)
+    n = np.floor(x * 1.4426950408889634 + 0.5)
+    r = x - n * 0.693147180369123816490
+    r = r - n * 1.90821492927058770002e-10
+    p = 1.0 / 6227020800.0
+    p = p * r + 1.0 / 479001600.0
+    p = p * r + 1.0 / 39916800.0
+    p = p * r + 1.0 / 3628800.0
+    p = p * r + 1.0 / 362880.0
+    p = p * r + 1.0 / 40320.0
+    p = p * r + 1.0 / 5040.0
+    p = p * r + 1.0 / 720.0
+    p = p * r + 1.0 / 120.0
+    p = p * r + 1.0 / 24.0
+    p = p * r + 1.0 / 6.0
+    p = p * r + 0.5
+    p = p * r + 1.0
+    p = p * r + 1.0
+    return p * float64_of((np.int64(n) + 1023) << 52)
+
+
+@njit(**FAST)
+def normalise(x_H, weight_H, eps, out_H):
+    total = 0.0
+    for i in range(x_H.size):
+        total += x_H[i] * x_H[i]
+    factor = 1.0 / np.sqrt(total / x_H.size + eps)
+    for i in range(x_H.size):
+        out_H[i] = x_H[i] * factor * weight_H[i]
+
+
+@njit(**FAST)
+def rotate(x_d, cos_d, sin_d, out_d):
+    half = x_d.size // 2
+    lower_d, upper_d = x_d[:half], x_d[half:]
+    for i in range(half):
+        out_d[i] = lower_d[i] * cos_d[i] + upper_d[i] * sin_d[i]
+    cos_d, sin_d, out_d = cos_d[half:], sin_d[half:], out_d[half:]
+    for i in range(half):
+        out_d[i] = upper_d[i] * cos_d[i] + lower_d[i] * sin_d[i]
+
+
+@njit(**FAST)
+def widen(x_d, out_d):
+    """Numbers of a pool as float64; those of two bytes, int16, have the bits of bfloat16."""
+    for i in range(x_d.size):
+        if x_d.itemsize == 2:
+            out_d[i] = float32_of(np.int32(x_d[i]) << 16)
+        else:
+            out_d[i] = x_d[i]
+
+
+@njit(**OPTIONS)
+def store(x_d, out_d):
+    """float64 rounded to the numbers of a pool."""
+    for i in range(x_d.size):
+        if out_d.itemsize == 2:
+            out_d[i] = rounded(x_d[i])
+        else:
+            out_d[i] = x_d[i]
+
+
+@njit(**FAST)
+def add_product(a_4K, b_KN, inner, columns, out_4N):
+    """Add the product of two matrices over a range of K, of a multiple of four numbers, to the
+    columns of a range. Rows are sliced: numba would test each index of a range for its sign."""
+    first, last = columns
+    out0_N, out1_N = out_4N[0, first:last], out_4N[1, first:last]
+    out2_N, out3_N = out_4N[2, first:last], out_4N[3, first:last]
+    a_K, b_K, c_K, d_K = a_4K[0], a_4K[1], a_4K[2], a_4K[3]
+    for k in range(inner[0], inner[1], 4):
+        w_N, x_N = b_KN[k, first:last], b_KN[k + 1, first:last]
+        y_N, z_N = b_KN[k + 2, first:last], b_KN[k + 3, first:last]
+        a0, a1, a2, a3 = a_K[k], a_K[k + 1], a_K[k + 2], a_K[k + 3]
+        b0, b1, b2, b3 = b_K[k], b_K[k + 1], b_K[k + 2], b_K[k + 3]
+        c0, c1, c2, c3 = c_K[k], c_K[k + 1], c_K[k + 2], c_K[k + 3]
+        d0, d1, d2, d3 = d_K[k], d_K[k + 1], d_K[k + 2], d_K[k + 3]
+        for n in range(out0_N.size):
+            w, x, y, z = w_N[n], x_N[n], y_N[n], z_N[n]
+            out0_N[n] += a0 * w + a1 * x + a2 * y + a3 * z
+            out1_N[n] += b0 * w + b1 * x + b2 * y + b3 * z
+            out2_N[n] += c0 * w + c1 * x + c2 * y + c3 * z
+            out3_N[n] += d0 * w + d1 * x + d2 * y + d3 * z
+
+
+@njit(**OPTIONS)
+def clear(out_4N, columns):
+    for row in range(4):
+        out_N = out_4N[row, columns[0] : columns[1]]
+        for n in range(out_N.size):
+            out_N[n] = 0.0
+
+
+@njit(**MAXIMUM)
+def largest_of(scores_K, largest):
+    for k in range(scores_K.size):
+        largest = max(largest, scores_K[k])
+    return largest
+
+
+@njit(**FAST)
+def exponentials(scores_K, factor, largest):
+    """Replace scores by e^(factor * (score - largest)), masked ones by 0; returns their sum."""
+    total = 0.0
+    for k in range(scores_K.size):
+        e = exp(factor * (scores_K[k] - largest))
+        scores_K[k] = e if scores_K[k] > MASKED else 0.0
+        total += scores_K[k]
+    return total
+
+
+@njit(**OPTIONS)
+def hide(scores_K, mask_K):
+    for k in range(mask_K.size):
+        scores_K[k] = scores_K[k] if mask_K[k] else MASKED
+    scores_K[mask_K.size :] = MASKED
+
+
+@njit(**OPTIONS)
+def visible(mask_qK, queries, low_B, high_B):
+    """For each block of keys the range of queries among which are all that see one of them."""
+    for block in range(low_B.size):
+        low = queries
+        high = 0
+        for q in range(queries):
+            for k in range(BLOCK * block, min(BLOCK * (block + 1), mask_qK.shape[1])):
+                if mask_qK[q, k]:
+                    low = min(low, q)
+                    high = q + 1
+        low_B[block] = low
+        high_B[block] = high
+
+
+@njit(**OPTIONS)
+def ranges_of(low_B, high_B, first, last, ranges_B2):
+    """The ranges of keys whose blocks one of the queries from first to last sees; how many."""
+    count = 0
+    for block in range(low_B.size):
+        if low_B[block] <= last and high_B[block] > first:
+            if count and ranges_B2[count - 1, 1] == block * BLOCK:
+                count -= 1
+            else:
+                ranges_B2[count, 0] = block * BLOCK
+            ranges_B2[count, 1] = (block + 1) * BLOCK
+            count += 1
+    return count
+
+
+@njit(**OPTIONS)
+def attend(q_Nhd, keys_gSd, values_gSd, groups_X, out_NI, team):
+    """Attention of rows over slots of a layer of the pool; groups_X: see `CompiledLayers`. The
+    query heads that share a key head are computed together, four at a time, over the blocks of keys
+    that one of them sees; K and d are rounded up with zeros. A thread has a range of such fours."""
+    kv_heads, _, dim = keys_gSd.shape
+    folded = q_Nhd.shape[1] // kv_heads
+    factor = 1.0 / np.sqrt(np.float64(dim))
+    depth = up(dim, 4)
+    q_4d = np.zeros((4, depth))
+    out_4d = np.empty((4, dim))
+    total_4 = np.empty(4)
+    for x in range(len(groups_X)):
+        rows_at, sequences, queries, count, slots_at, first, stride, mask_at = groups_X[x]
+        mask_GqK = carray(pointer(mask_at, types.uint8), (sequences, queries, count))
+        rows_Gq = carray(pointer(rows_at, types.int64), (sequences, queries))
+        slots_GK = carray(pointer(slots_at, types.int64), (sequences, count))
+        length = up(count, BLOCK)
+        low_B = np.empty(length // BLOCK, np.int64)
+        high_B = np.empty(length // BLOCK, np.int64)
+        ranges_B2 = np.empty((length // BLOCK, 2), np.int64)
+        keys_dK = np.zeros((depth, length))
+        values_Kd = np.zeros((length, dim))
+        scores_4K = np.zeros((4, length))
+        fours = (queries * folded + 3) // 4
+        begin, end = share(sequences * kv_heads * fours, team)
+        seen = -1
+        size = 0
+        for pair in range(begin // fours, (end + fours - 1) // fours):
+            s, h = divmod(pair, kv_heads)
+            if s != seen:
+                own = queries  # a shorter sequence repeats its last row
+                while rows_at and own > 1 and rows_Gq[s, own - 1] == rows_Gq[s, own - 2]:
+                    own -= 1
+                visible(mask_GqK[s], own, low_B, high_B)
+                size = own * folded
+                seen = s
+            start = 4 * max(begin - pair * fours, 0)
+            stop = min(4 * (end - pair * fours), size)
+            if start >= stop:
+                continue
+            for k in range(count):
+                slot = slots_GK[s, k] if slots_at else first + s * stride + k
+                widen(keys_gSd[h, slot], keys_dK[:dim, k])
+                widen(values_gSd[h, slot], values_Kd[k])
+            for r in range(start, stop, 4):
+                some = min(4, stop - r)
+                for i in range(4):
+                    q = min(r + i, size - 1) // folded
+                    row = rows_Gq[s, q] if rows_at else s * queries + q
+                    widen(q_Nhd[row, h * folded + (r + i) % folded], q_4d[i])
+                last = (r + some - 1) // folded
+                ranges = ranges_of(low_B, high_B, r // folded, last=last, ranges_B2=ranges_B2)
+                for place in range(ranges):
+                    keys = (ranges_B2[place, 0], ranges_B2[place, 1])
+                    clear(scores_4K, keys)
+                    add_product(q_4d, keys_dK, (0, depth), columns=keys, out_4N=scores_4K)
+                for i in range(some):
+                    mask_K = mask_GqK[s, (r + i) // folded]
+                    largest = MASKED
+                    for place in range(ranges):
+                        part = slice(ranges_B2[place, 0], ranges_B2[place, 1])
+                        hide(scores_4K[i, part], mask_K[part])
+                        largest = largest_of(scores_4K[i, part], largest)
+                    total_4[i] = 0.0
+                    for place in range(ranges):
+                        part = slice(ranges_B2[place, 0], ranges_B2[place, 1])
+                        total_4[i] += exponentials(scores_4K[i, part], factor, largest)
+                clear(out_4d, (0, dim))
+                for place in range(ranges):
+                    keys = (ranges_B2[place, 0], ranges_B2[place, 1])
+                    add_product(scores_4K, values_Kd, keys, columns=(0, dim), out_4N=out_4d)
+                for i in range(some):
+                    q = (r + i) // folded
+                    row = rows_Gq[s, q] if rows_at else s * queries + q
+                    at = (h * folded + (r + i) % folded) * dim
+                    scale = 1.0 / total_4[i] if total_4[i] > 0.0 else 0.0
+                    for d in range(dim):
+                        out_NI[row, at + d] = out_4d[i, d] * scale
+
+
+@njit(**OPTIONS)
+def doubles(address, shape):
+    return carray(pointer(address, types.float64), shape)
+
+
+@njit(**OPTIONS)
+def up(count, step):
+    """The next multiple of a step."""
+    return (count + step - 1) // step * step
+
+
+@njit(**FAST)
+def gate(gate_I, up_I):
+    """silu(gate) * up, in place of the gate."""
+    for i in range(gate_I.size):
+        x = gate_I[i]
+        e = exp(-abs(x))
+        sigmoid = (1.0 if x >= 0.0 else e) / (1.0 + e)
+        gate_I[i] = x * sigmoid * up_I[i]
+
+
+@njit(**OPTIONS)
+def run_layers(call, team, kv_LtgSd):
+    """The rows of x through all layers, in place: `call` has the fields of RUN_LAYERS. A thread
+    computes its share of the rows, of a product's outputs, of the heads, or of the attention."""
+    rows = call.rows
+    hidden = call.hidden
+    heads = call.heads
+    kv_heads = call.kv_heads
+    dim = call.head_dim
+    inner = call.inner
+    width = heads * dim
+    kv_width = kv_heads * dim
+    x_NH = doubles(call.x, (rows, hidden))
+    mixed_NW = doubles(call.mixed, (rows, call.mixed_width))
+    layers_LA = carray(pointer(call.layers, types.int64), (call.num_layers, LAYER_FIELDS))
+    cos_Nd = doubles(call.cos, (rows, dim))
+    sin_Nd = doubles(call.sin, (rows, dim))
+    slots_N = carray(pointer(call.slots, types.int64), (rows,))
+    groups_X = carray(pointer(call.groups, types.int64), (call.num_groups, GROUP_FIELDS))
+    taps_T = carray(pointer(call.taps, types.int64), (call.num_taps,))
+    tapped_TNH = doubles(call.tapped, (call.num_taps, rows, hidden))
+    qkv_NI = doubles(call.work, (rows, width + 2 * kv_width))
+    q_Nhd = doubles(call.work + 8 * qkv_NI.size, (rows, heads, dim))
+    out_NI = doubles(q_Nhd.ctypes.data + 8 * q_Nhd.size, (rows, width))
+    both_NI = doubles(out_NI.ctypes.data + 8 * out_NI.size, (rows, 2 * inner))
+    work = both_NI.ctypes.data + 8 * both_NI.size
+    bits = layers_LA[0, 3]
+    turned_d = np.empty(dim)
+    normed_H = np.empty(hidden)
+    first, last = share(rows, team)
+    out_NI[first:last] = 0.0  # a row that sees nothing has zeros
+    for layer in range(call.num_layers):
+        for t in range(taps_T.size):
+            if taps_T[t] == layer:
+                tapped_TNH[t, first:last] = x_NH[first:last]
+        own = layers_LA[layer]
+        inputs = inputs_at(work, rows, hidden if own[0] else call.mixed_width, bits)
+        for n in range(first, last):
+            if own[0]:
+                normalise(x_NH[n], doubles(own[0], (hidden,)), call.eps, normed_H)
+                prepare(normed_H, bits, inputs, n)
+            else:
+                prepare(mixed_NW[n], bits, inputs, n)
+        product(inputs, own[1:5], qkv_NI, add=False, team=team)
+        keys_gSd = kv_LtgSd[layer, 0]
+        values_gSd = kv_LtgSd[layer, 1]
+        begin, end = share(rows * (heads + kv_heads), team)
+        for place in range(begin, end):
+            n, h = divmod(place, heads + kv_heads)
+            head_d = qkv_NI[n, h * dim : (h + 1) * dim]
+            if own[5]:
+                which = 8 * dim if h >= heads else 0
+                normalise(head_d, doubles(own[5] + which, (dim,)), call.eps, head_d)
+            if h < heads:
+                rotate(head_d, cos_Nd[n], sin_Nd[n], q_Nhd[n, h])
+            else:
+                slot = slots_N[n]
+                rotate(head_d, cos_Nd[n], sin_Nd[n], turned_d)
+                store(turned_d, keys_gSd[h - heads, slot])
+                at = h * dim + kv_width
+                store(qkv_NI[n, at : at + dim], values_gSd[h - heads, slot])
+        barrier(team)
+        attend(q_Nhd, keys_gSd, values_gSd, groups_X=groups_X, out_NI=out_NI, team=team)
+        barrier(team)
+        inputs = inputs_at(work, rows, width, bits)
+        for n in range(first, last):
+            prepare(out_NI[n], bits, inputs, n)
+        product(inputs, own[6:10], x_NH, add=True, team=team)
+        inputs = inputs_at(work, rows, hidden, bits)
+        for n in range(first, last):
+            normalise(x_NH[n], doubles(own[10], (hidden,)), call.eps, normed_H)
+            prepare(normed_H, bits, inputs, n)
+        product(inputs, own[11:15], both_NI, add=False, team=team)
+        inputs = inputs_at(work, rows, inner, bits)
+        for n in range(first, last):
+            gate(both_NI[n, :inner], both_NI[n, inner:])
+            prepare(both_NI[n, :inner], bits, inputs, n)
+        product(inputs, own[15:19], x_NH, add=True, team=team)
+
+
+@cache
+def layers_of(dtype: torch.dtype) -> Any:
+    """`run_layers` with pools of numbers of a type, as a function of two addresses: RUN_LAYERS, and
+    the team."""
+    numbers = NUMBERS[dtype]
+
+    @cfunc(types.void(types.intp, types.intp), error_model="numpy", cache=True)
+    def run(at, team_at):
+        call = carray(pointer(at, RUN_TYPE), (1,))[0]
+        team = carray(pointer(team_at, types.int64), (TEAM_FIELDS,))
+        shape = (call.num_layers, 2, call.kv_heads, call.pool_slots, call.head_dim)
+        run_layers(call, team, carray(pointer(call.pool, numbers), shape))
+
+    return run.ctypes
 
 
 @cache

@@ -15,7 +15,7 @@ from ..ops.attention.metadata import SlotRun
 from ..ops.kv.pool import KVCache
 from .config import DecoderShape, RopeConfig
 from .linear import Linear, compile_, linear
-from .packed import PackedWeight, Product, team_of
+from .packed import PackedWeight, Product, kernels, team_of
 
 Angles = tuple[Tensor, Tensor]
 """cos and signed sin, each [N, 1, head_dim], for `rotate`."""
@@ -330,16 +330,13 @@ class CompiledLayers:
         layer = model.stack[0]
         self._narrow = model.narrows[model.kinds[0]]
         self._model = model
-        from . import layer_kernels  # only where numba is installed
-
-        self._kernels = layer_kernels
         self._team = team_of(torch.get_num_threads())
         sizes = (layer.heads, layer.kv_heads, layer.head_dim, layer.inner)
         layers = (self._layers_LA.ctypes.data, len(addresses))
         self._fields = (layer.eps, *layers, model.hidden_size, *sizes)  # first ones of RUN_LAYERS
         heads = 3 * layer.heads + 2 * layer.kv_heads  # queries twice, keys, values, attention
-        kernels = [part.kernel for part in (layer.qkv, layer.o, layer.gate_up, layer.down)]
-        largest = max(k.row_bytes for k in kernels if isinstance(k, PackedWeight))
+        parts = [part.kernel for part in (layer.qkv, layer.o, layer.gate_up, layer.down)]
+        largest = max(part.row_bytes for part in parts if isinstance(part, PackedWeight))
         self._row_bytes = 8 * (heads * layer.head_dim + 2 * layer.inner) + largest
 
     @classmethod
@@ -412,8 +409,8 @@ class CompiledLayers:
             *(groups_X.ctypes.data, len(groups_X), taps_T.ctypes.data, len(inner)),
             *(tapped_TNH.data_ptr(), work.data_ptr()),
         )
-        call = np.array([(*self._fields, *own)], self._kernels.RUN_LAYERS)
-        self._team.run(self._kernels.layers_of(kv.data.dtype), call)
+        call = np.array([(*self._fields, *own)], kernels.RUN_LAYERS)
+        self._team.run(kernels.layers_of(kv.data.dtype), call)
         del masks  # no address of them is used any more
         return [*tapped_TNH.to(x_NH.dtype).unbind(), wide_NH.to(x_NH.dtype)]
 

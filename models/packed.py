@@ -3,6 +3,7 @@
 import os
 from collections.abc import Callable
 from functools import cache
+from importlib import import_module
 from importlib.util import find_spec
 from queue import SimpleQueue
 from threading import Lock, Thread
@@ -12,8 +13,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .codes import SUPPORTED, Int4, Int8
+from .codes import BYTES, FOUR, GROUP, LANES, SUPPORTED, Int4, Int8
 from .integer import IntegerWeight
+
+# numba would colour its messages, for which it resets the terminal when Python ends.
+os.environ.setdefault("NUMBA_DISABLE_ERROR_MESSAGE_HIGHLIGHTING", "1")
+numba = find_spec("numba") if SUPPORTED else None
+kernels: Any = None if numba is None else import_module(".kernels", __package__)
 
 Work = tuple[Callable[[int, int], None], int, int]
 
@@ -59,23 +65,61 @@ def team_of(threads: int) -> Team:
     return Team(threads)
 
 
-@cache
-def compiled_kernels(bits: int) -> Any:
-    """The module `kernels`; None without numba, or without the instructions for these weights."""
-    if bits not in SUPPORTED or find_spec("numba") is None:
-        return None
-    # numba would colour its messages, for which it resets the terminal when Python ends.
-    os.environ.setdefault("NUMBA_DISABLE_ERROR_MESSAGE_HIGHLIGHTING", "1")
-    from . import kernels
+def compiles(bits: int) -> bool:
+    """Whether there is numba, and the instructions for weights of so many bits."""
+    return bits in SUPPORTED and kernels is not None
 
-    return kernels
+
+def pack_numbers(weight_OI: Any) -> Any:
+    """Blocks of float32 [O / 16, I, 16], of bfloat16, as int16, [O / 16, I / 2, 16, 2], or of uint8
+    [O / 16, I / 4, 16, 4], 128 above the codes in int8."""
+    padded = padded_rows(weight_OI, 0)
+    each = 4 // padded.itemsize
+    ordered = padded.reshape(-1, LANES, padded.shape[1] // each, each).transpose(0, 2, 1, 3)
+    blocks = aligned((*ordered.shape[:2], LANES * 4))
+    blocks.view(padded.dtype).reshape(ordered.shape)[:] = ordered
+    return np.bitwise_xor(blocks, 128, out=blocks) if padded.dtype == np.int8 else blocks
+
+
+def pack_int4(codes_OI: Any, steps_OG: Any, offsets_OG: Any) -> Any:
+    """Blocks [O / 16, I / 64, 576] of uint8: two codes in a byte, for each 32 inputs 4 vectors of
+    16 outputs; then a step and an offset for each 32 inputs and output."""
+    padded = padded_rows(codes_OI, 8)
+    blocks = padded.shape[0] // LANES
+    groups = padded.shape[1] // GROUP
+    pairs = np.zeros((blocks * LANES, 2 * groups, 2), np.int8)
+    pairs[: len(steps_OG), : steps_OG.shape[1], 0] = steps_OG
+    pairs[: len(steps_OG), : steps_OG.shape[1], 1] = offsets_OG
+    nibbles = padded.reshape((blocks, LANES, groups, 2, 2, 4, FOUR))
+    both = nibbles[:, :, :, :, 0] | nibbles[:, :, :, :, 1] << 4
+    both = both.transpose((0, 2, 3, 4, 1, 5)).reshape(blocks, groups, -1)
+    pairs = pairs.reshape((blocks, LANES, groups, 2, 2)).transpose((0, 2, 3, 1, 4))
+    pairs = pairs.reshape(blocks, groups, -1).view(np.uint8)
+    codes = both.shape[-1]
+    packed = aligned((blocks, groups, codes + pairs.shape[-1]))
+    packed[..., :codes] = both
+    packed[..., codes:] = pairs
+    return packed
+
+
+def padded_rows(codes_OI: Any, zero: int) -> Any:
+    """Codes with whole blocks of outputs and whole groups of inputs."""
+    more = (-codes_OI.shape[0] % LANES, -codes_OI.shape[1] % GROUP)
+    return np.pad(codes_OI, ((0, more[0]), (0, more[1])), constant_values=zero)
+
+
+def aligned(shape: tuple[int, ...]) -> Any:
+    """Memory for uint8 numbers that begins at a multiple of a vector's size."""
+    size = int(np.prod(shape))
+    memory = np.empty(size + BYTES, np.uint8)
+    start = -memory.ctypes.data % BYTES
+    return memory[start : start + size].reshape(shape)
 
 
 class PackedWeight:
     """Weights as `kernels` multiplies them: codes, or float32 or bfloat16 [O, I]; their product."""
 
     def __init__(self, weight: Int8 | Int4 | Tensor, bits: int) -> None:
-        self._kernels = compiled_kernels(bits)
         self._team = team_of(torch.get_num_threads())
         numbers = weight if isinstance(weight, Tensor) else weight.codes_OI
         numbers_OI = (numbers.view(torch.int16) if bits == 16 else numbers).numpy()
@@ -84,13 +128,13 @@ class PackedWeight:
             self.scale_O[:] = weight.scale_O.numpy()
         if isinstance(weight, Int4):
             groups = (weight.steps_OG.numpy(), weight.offsets_OG.numpy())
-            self.blocks = self._kernels.pack_int4(numbers_OI, *groups)
+            self.blocks = pack_int4(numbers_OI, *groups)
         else:
-            self.blocks = self._kernels.pack_numbers(numbers_OI)
+            self.blocks = pack_numbers(numbers_OI)
         # What `kernels.product` takes: addresses of blocks and scales, and a weight's bits.
         self.fields = [self.blocks.ctypes.data, self.scale_O.ctypes.data, bits]
         # bytes of a row, of memory for a product
-        self.row_bytes: int = self._kernels.bytes_of_inputs(numbers.shape[1], bits)
+        self.row_bytes: int = kernels.bytes_of_inputs(numbers.shape[1], bits)
 
     def product(
         self, x_NI: Tensor, added: Tensor | None = None, dtype: torch.dtype = torch.float64
@@ -107,8 +151,8 @@ class PackedWeight:
         adds = int(added is not None)
         sizes = (rows, depth, self.scale_O.size)
         places = (x_NI.data_ptr(), out_NO.data_ptr(), work.data_ptr())
-        call = np.array([(*self.fields, *sizes, *places, adds)], self._kernels.MULTIPLY)
-        self._team.run(self._kernels.multiply_of(dtype), call)
+        call = np.array([(*self.fields, *sizes, *places, adds)], kernels.MULTIPLY)
+        self._team.run(kernels.multiply_of(dtype), call)
         return out_NO
 
 
@@ -118,11 +162,11 @@ Product = IntegerWeight | PackedWeight
 def integer_product(codes: Int8 | Int4) -> Product:
     """By the compiled kernels where there are any."""
     bits = 8 if isinstance(codes, Int8) else 4
-    packs = codes.scale_O.is_cpu and compiled_kernels(bits) is not None
+    packs = codes.scale_O.is_cpu and compiles(bits)
     return PackedWeight(codes, bits) if packs else IntegerWeight(codes)
 
 
 def can_compile(device: torch.device, dtype: torch.dtype) -> bool:
     """Whether the kernels multiply plain weights of this dtype here."""
     floats = dtype in (torch.float32, torch.bfloat16) and device.type == "cpu"
-    return floats and compiled_kernels(8 * dtype.itemsize) is not None
+    return floats and compiles(8 * dtype.itemsize)

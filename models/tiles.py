@@ -1,4 +1,4 @@
-"""Instructions of compiled products, for processors with AVX-512, and weights packed for them.
+"""Instructions of compiled products, for processors with AVX-512.
 
 They are written in LLVM's language, because numba does not make them: a tile of rows by a block of
 16 outputs, and the codes of a group of inputs. Inputs and weights are passed as addresses. The
@@ -11,10 +11,8 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from .codes import GROUP, SUPPORTED, UP_FROM
+from .codes import BYTES, FOUR, GROUP, LANES, SUPPORTED, UP_FROM
 
-LANES = 16  # outputs of a block of packed weights
-FOUR = 4  # inputs whose products one instruction adds
 PANEL = 128  # outputs whose sums a tile of rows has before they are scaled
 MAX_TILE = 8  # rows that one pass over a block of weights multiplies
 SEGMENT = 16  # groups of inputs whose sum fits into int32
@@ -40,7 +38,6 @@ INT16 = ir.IntType(16)
 INT32 = ir.IntType(32)
 INT64 = ir.IntType(64)
 VECTOR = ir.VectorType(INT32, LANES)
-BYTES = 4 * LANES  # of a vector
 HALF = ir.VectorType(ir.DoubleType(), GROUP // 2)  # of a group of inputs
 HALVES = ir.VectorType(BFloat16(), 2 * LANES)
 FLOATS = ir.VectorType(ir.FloatType(), LANES)

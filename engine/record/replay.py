@@ -270,7 +270,7 @@ class Replay:
         return len(self._ends)
 
     def text_of(self, token: int) -> str:
-        return self._texts.get(token, "")
+        return str(self._texts.get(token, ""))
 
     def records_of(self, frame: int) -> list[Record]:
         return self.records[self._ends[frame - 1] if frame else 0 : self._ends[frame]]

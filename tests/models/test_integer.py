@@ -17,11 +17,11 @@ from specsot.models.decoder import Decoder
 from specsot.models.integer import IntegerWeight, as_reference
 from specsot.models.linear import Linear
 from specsot.models.load.weights import load_target
-from specsot.models.packed import PackedWeight, Team, compiled_kernels, integer_product
+from specsot.models.packed import PackedWeight, Team, compiles, integer_product
 
 CPU = torch.device("cpu")
 IDS = list(range(3, 40))
-compiles = pytest.mark.skipif(compiled_kernels(8) is None, reason="no numba, or no AVX-512 VNNI")
+compiled = pytest.mark.skipif(not compiles(8), reason="no numba, or no AVX-512 VNNI")
 
 
 def in_codes(
@@ -92,7 +92,7 @@ def test_a_row_has_the_same_product_of_floats_among_any_rows(
     shape: tuple[int, int], dtype: torch.dtype
 ) -> None:
     bits = 8 * dtype.itemsize
-    if compiled_kernels(bits) is None:
+    if not compiles(bits):
         pytest.skip("no numba, or no such instructions")
     weight_OI = torch.randn(shape).to(dtype)
     x_NI = torch.randn(21, shape[1], dtype=torch.float64)
@@ -134,13 +134,13 @@ def test_a_code_is_the_nearest_one(form: type[Int8 | Int4]) -> None:
     assert torch.equal(parts, codes.integers()), "rows are coded alike in any matrix"
 
 
-@compiles
+@compiled
 def test_tiny_models_run_in_compiled_layers(tmp_path: Path) -> None:
     folder = write_tiny_target(tmp_path / "target")
     assert in_codes(folder, torch.float32).compiled is not None
 
 
-@compiles
+@compiled
 @pytest.mark.parametrize("kind", ["full", "int8", "int4"])
 def test_any_number_of_threads_computes_the_same_bits(kind: str, tmp_path: Path) -> None:
     folder = write_tiny_target(tmp_path / "target", "qwen3")
