@@ -20,6 +20,7 @@ from specsot.engine.record.recorder import Recorder
 from specsot.engine.record.run_view import BRANCH, TREE, slot_codes
 from specsot.engine.run.core import EngineCore
 from specsot.ops.kv.pool import FREE
+from specsot.states import beam
 from specsot.states.request import Finish, Stage
 
 FLATTER = 0.2  # by so much the head is scaled: several continuations are likely everywhere
@@ -123,7 +124,7 @@ def check_beams(run: EngineCore) -> None:
         rows[branch.owner] = branch.length - branch.start
         if branch.start:  # its prompt was read in chunks
             rows[branch.request.prefix_owner] = branch.start
-        assert rows[branch.owner] == len(branch.prompt) + search.trunk
+        assert rows[branch.owner] == len(branch.prompt) + beam._agreed(search.owners_Wm)
         assert len({tuple(one) for one in search.tokens_Wn.tolist()}) == width, "beams differ"
         for owner, tokens in zip(search.owners_Wm.T, search.tokens_Wn.T[:-1], strict=True):
             pairs = set(zip(owner.tolist(), tokens.tolist(), strict=True))

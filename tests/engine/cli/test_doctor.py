@@ -17,7 +17,6 @@ Output = pytest.CaptureFixture[str]
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "start_ups", lambda: {"import torch": 1.0})
-    monkeypatch.setattr(module, "TOKENS", 6)
 
 
 def test_the_shipped_graphs_agree_on_the_embedded_models(capsys: Output) -> None:

@@ -182,6 +182,8 @@ def kept(shell: Any) -> Any:
 def test_the_last_picture_without_a_terminal(
     kept: Any, cli: CommandLine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("LINES", "25")
     assert cli("replay") == Code.OK and cli.err == ""
     lines = cli.out.splitlines()
     assert len(lines) == 24 and max(map(len, lines)) <= 80 and "\x1b" not in cli.out

@@ -14,10 +14,10 @@ from specsot.engine.events import (
     ReadingOrder,
     TextStream,
     TextWritten,
-    printable,
 )
 from specsot.engine.prepare.inputs import Prompt, RequestSettings
 from specsot.engine.prepare.options import ClusterBlock, GroupSize, ServeOptions
+from specsot.engine.shell import printable
 from specsot.engine.workers.process import StopTexts
 from specsot.engine.workers.protocol import KINDS, ProtocolError, Text, decode, encode
 from specsot.states.request import MigratedRequest
