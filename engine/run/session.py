@@ -13,6 +13,7 @@ import torch
 from ...models.files import ModelError
 from ...ops.draft.sizes import RoundCosts
 from ...ops.forward import HostReader
+from ...ops.sampling.settings import SamplingRules
 from ...states.blend import BlendState, FoldState
 from ...states.drafter import Drafter
 from ...states.graph.checks import with_drafters
@@ -91,22 +92,27 @@ class Session:
         self.max_new_tokens = max_new_tokens
         self.budget = max_new_tokens or graph.limits.max_new_tokens
         self.outline = outline
-        size = models.target.vocab_size
-        problems = []
-        for name in ("logit_bias", "banned", "forced"):
-            for token in (token for token in getattr(graph.sampling, name) if token >= size):
-                text = f"no token {token}: the model has {size} of them"
-                place = ("sampling", name)
-                problems.append(program.source.problem(place, text, ProblemCode.NO_TOKEN))
-        if problems:
-            raise GraphError(problems)
-        self.sampling = graph.sampling.rules()
+        self.sampling = self._sampling()
         self.prompts = prompts or prompt_book(graph, models)
         self.new_matcher = self._outline_grammar()
         self.library = None if graph.blend is None else chunks_for(program, models, chunks)
         documents = skeleton.search_top_k if skeleton is not None else 0
         chunk_tokens = graph.blend.chunk_tokens if graph.blend is not None else CHUNK_TOKENS
         self.reading = PromptBuilder(self.prompts, documents, chunk_tokens)
+
+    def _sampling(self) -> SamplingRules:
+        """The graph's rules; raises GraphError for tokens that the model does not have."""
+        sampling = self.program.graph.sampling
+        size = self.models.target.vocab_size
+        problems = []
+        for name in ("logit_bias", "banned", "forced"):
+            for token in (token for token in getattr(sampling, name) if token >= size):
+                text = f"no token {token}: the model has {size} of them"
+                place = ("sampling", name)
+                problems.append(self.program.source.problem(place, text, ProblemCode.NO_TOKEN))
+        if problems:
+            raise GraphError(problems)
+        return sampling.rules()
 
     def _outline_grammar(self) -> Callable[[str], Any] | None:
         """By question, the matcher of its outline; None without a grammar."""

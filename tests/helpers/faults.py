@@ -14,13 +14,13 @@ import torch
 
 from helpers.axes import Case
 from specsot.engine.record.metrics import Meter
+from specsot.engine.run.session import Session
 from specsot.ops.attention.backends import AttentionPlan
 from specsot.ops.attention.metadata import TreeMask, Visibility
 from specsot.ops.forward import HostReader
 from specsot.ops.kv.pool import KVCache
 from specsot.ops.verify import verify
 from specsot.states import commit, prefix_cache, sampling
-from specsot.states.graph.graph import Sampling
 from specsot.states.kv_cache import KVCacheManager
 from specsot.states.layout import Layout
 from specsot.states.lifecycle import Lifecycle
@@ -158,9 +158,9 @@ FAULTS = (
           lambda good, seed, branch: good(seed, 0), replace(WARM, work="samples")),
     Fault("the answer is not penalised", sampling, "take_in_",
           lambda good, *given: None, replace(WARM, rules="penalties")),
-    Fault("top_k is not applied", Sampling, "rules", without("top_k"),
+    Fault("top_k is not applied", Session, "_sampling", without("top_k"),
           replace(DRAWN, rules="top_k")),
-    Fault("top_p is not applied", Sampling, "rules", without("top_p"),
+    Fault("top_p is not applied", Session, "_sampling", without("top_p"),
           replace(DRAWN, rules="top_p")),
     Fault("every branch sees every other", Visibility, "sees",
           lambda good, self, *given: good(self, *given) | (given[1] >= 0),
