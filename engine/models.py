@@ -68,6 +68,8 @@ def prepare_(target: Decoder, weights: str, place: torch.device, packed: bool = 
     if weights != FULL and not packed:
         reason = f"{weights} quantises whole rows, of which ranks that compute together have parts"
         raise ModelError(target.config.path, f"{reason}: take --weights full")
+    if weights != FULL and target.dtype == torch.float16:
+        raise ModelError(target.config.path, f"{weights} needs another --dtype than float16")
     if weights != FULL or (packed and can_compile(place, target.dtype)):
         target.compile_(weights)
     elif packed and can_pack(place, target.dtype):
@@ -122,7 +124,8 @@ def run_pools(
     program: Program, models: Models, outline_drafter: Any
 ) -> tuple[KVCache, KVCache | None, KVCache | None, tuple[KVCache, ...]]:
     """The pools of the target, the drafter and the drafter of outlines; under ``batching`` one more
-    row for each, for prefixes that stay for later requests. GraphError: memory is too small."""
+    row for each, for prefixes that stay for later requests. Raises GraphError if they take more
+    memory than is free."""
     graph = program.graph
     layout = graph.layout
     batches = layout.kind == "batching"

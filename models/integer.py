@@ -30,7 +30,7 @@ class IntegerWeight:
     def product(
         self, x_NI: Tensor, added: Tensor | None = None, dtype: torch.dtype = torch.float64
     ) -> Tensor:
-        """As that of `linear.PackedWeight`."""
+        """As that of `packed.PackedWeight`."""
         integers_NI, scale_N1 = quantised(x_NI)
         if x_NI.is_cpu:
             sums_NO = torch.zeros((), dtype=torch.float64)
@@ -93,7 +93,7 @@ def as_reference(folder: Path, dtype: torch.dtype, kind: str) -> Any:
     AttentionMaskInterface.register(name, sdpa_mask)
     model.set_attn_implementation(name)
     for path, module in list(model.named_modules()):
-        is_linear = isinstance(module, nn.Linear)
+        is_linear = isinstance(module, nn.Linear)  # a name: mypy would narrow the type
         if is_linear:
             codes = codes_of(path, module.weight, kind)
             wide = {"integers_IO": codes.integers().double().t(), "scale_O": codes.scale_O.double()}

@@ -37,8 +37,8 @@ FAST: Any = {**OPTIONS, "fastmath": {"reassoc", "contract", "nsz"}}
 MAXIMUM: Any = {**OPTIONS, "fastmath": {"reassoc", "nsz", "nnan"}}  # else a loop of `max` is slow
 MASKED = -1e300  # the score of a key that a query does not see
 BLOCK = 8  # keys that are computed or left out together
-LAYER_FIELDS = 19  # see `CompiledLayers`
-GROUP_FIELDS = 8
+LAYER_FIELDS = 19  # see `CompiledLayers._addresses`
+GROUP_FIELDS = 8  # see `CompiledLayers._groups`
 
 # The cells of a team, which every thread has of its own, see `Team`.
 COUNTER, THREAD, THREADS, PASSED, TEAM_FIELDS = range(5)
@@ -49,13 +49,14 @@ def fields(names: str) -> Any:
     return np.dtype([(name, np.int64) for name in names.split()])
 
 
-# Addresses and sizes; work: memory for `bytes_of_inputs`, and for the rows between products.
+# Addresses and sizes. mixed: the input of the first layer's attention, if it mixes; tapped: the
+# rows before layers; work: memory for `bytes_of_inputs`, and for the rows between products.
 MULTIPLY = fields("blocks scale bits rows depth outputs x out work add")
-MODEL_FIELDS = "layers num_layers hidden heads kv_heads head_dim inner"
-ROW_FIELDS = "x rows mixed mixed_width cos sin slots pool pool_slots"
-GROUPS_AND_TAPS = "groups num_groups taps num_taps tapped"
-INTEGERS = fields(f"{MODEL_FIELDS} {ROW_FIELDS} {GROUPS_AND_TAPS} work")
-RUN_LAYERS = np.dtype([("eps", np.float64), *INTEGERS.descr])
+NAMES = (
+    "layers num_layers hidden heads kv_heads head_dim inner x rows mixed mixed_width cos sin slots"
+    " pool pool_slots groups num_groups taps num_taps tapped work"
+)
+RUN_LAYERS = np.dtype([("eps", np.float64), *fields(NAMES).descr])
 NUMBERS = {  # int16 has the bits of bfloat16
     torch.float64: types.float64,
     torch.float32: types.float32,

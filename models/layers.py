@@ -331,9 +331,12 @@ class CompiledLayers:
         self._narrow = model.narrows[model.kinds[0]]
         self._model = model
         self._team = team_of(torch.get_num_threads())
-        sizes = (layer.heads, layer.kv_heads, layer.head_dim, layer.inner)
-        layers = (self._layers_LA.ctypes.data, len(addresses))
-        self._fields = (layer.eps, *layers, model.hidden_size, *sizes)  # first ones of RUN_LAYERS
+        self._call_1 = np.zeros(1, kernels.RUN_LAYERS)  # with the fields of the model
+        self._call_1["layers"] = self._layers_LA.ctypes.data
+        self._call_1["num_layers"] = len(addresses)
+        self._call_1["hidden"] = model.hidden_size
+        for name in ("heads", "kv_heads", "head_dim", "inner", "eps"):
+            self._call_1[name] = getattr(layer, name)
         heads = 3 * layer.heads + 2 * layer.kv_heads  # queries twice, keys, values, attention
         parts = [part.kernel for part in (layer.qkv, layer.o, layer.gate_up, layer.down)]
         largest = max(part.row_bytes for part in parts if isinstance(part, PackedWeight))
@@ -364,6 +367,9 @@ class CompiledLayers:
         return not attention.merged and type(attention.backend).run is AttentionBackend.run
 
     def _addresses(self, layer: DecoderLayer, mixes: bool) -> list[int]:
+        """19 numbers: norm (0: it reads `mixed`); of q, k, v: blocks, scales, bits, bias; norms of
+        queries and keys (0: none); of the output; second norm; of gate and up; of down."""
+
         def of(numbers: Tensor) -> int:
             array = numbers.detach().double().contiguous().numpy()
             self._kept.append(array)
@@ -402,14 +408,22 @@ class CompiledLayers:
         slots_N = slots.reshape(-1).contiguous()
         taps_T = np.array(inner, np.int64)
         work = torch.empty(rows * self._row_bytes, dtype=torch.uint8)
-        own = (  # the other fields of RUN_LAYERS
-            *(wide_NH.data_ptr(), rows, mixed_NW.data_ptr(), mixed_NW.shape[1]),
-            *(cos_N1d.data_ptr(), sin_N1d.data_ptr(), slots_N.data_ptr()),
-            *(kv.data.data_ptr(), kv.data.shape[3]),
-            *(groups_X.ctypes.data, len(groups_X), taps_T.ctypes.data, len(inner)),
-            *(tapped_TNH.data_ptr(), work.data_ptr()),
-        )
-        call = np.array([(*self._fields, *own)], kernels.RUN_LAYERS)
+        call = self._call_1.copy()
+        call["x"] = wide_NH.data_ptr()
+        call["rows"] = rows
+        call["mixed"] = mixed_NW.data_ptr()
+        call["mixed_width"] = mixed_NW.shape[1]
+        call["cos"] = cos_N1d.data_ptr()
+        call["sin"] = sin_N1d.data_ptr()
+        call["slots"] = slots_N.data_ptr()
+        call["pool"] = kv.data.data_ptr()
+        call["pool_slots"] = kv.data.shape[3]
+        call["groups"] = groups_X.ctypes.data
+        call["num_groups"] = len(groups_X)
+        call["taps"] = taps_T.ctypes.data
+        call["num_taps"] = len(inner)
+        call["tapped"] = tapped_TNH.data_ptr()
+        call["work"] = work.data_ptr()
         self._team.run(kernels.layers_of(kv.data.dtype), call)
         del masks  # no address of them is used any more
         return [*tapped_TNH.to(x_NH.dtype).unbind(), wide_NH.to(x_NH.dtype)]

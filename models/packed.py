@@ -1,10 +1,13 @@
 """Weights that the compiled kernels multiply, and the threads that do it."""
 
 import os
+from collections import deque
 from collections.abc import Callable
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
+from itertools import repeat, starmap
+from operator import call
 from queue import SimpleQueue
 from threading import Lock, Thread
 from typing import Any
@@ -18,10 +21,11 @@ from .integer import IntegerWeight
 
 # numba would colour its messages, for which it resets the terminal when Python ends.
 os.environ.setdefault("NUMBA_DISABLE_ERROR_MESSAGE_HIGHLIGHTING", "1")
-numba = find_spec("numba") if SUPPORTED else None
-kernels: Any = None if numba is None else import_module(".kernels", __package__)
+kernels: Any = None
+if SUPPORTED and find_spec("numba") is not None:
+    kernels = import_module(".kernels", __package__)
 
-Work = tuple[Callable[[int, int], None], int, int]
+Work = tuple[Callable[[int, int], None], int]
 
 
 class Team:
@@ -31,32 +35,36 @@ class Team:
     barrier, after which no thread uses its arguments."""
 
     def __init__(self, threads: int) -> None:
-        self._counter_1 = np.zeros(8, np.int64)  # a cache line of its own
-        self._cells_T8 = np.zeros((threads, 8), np.int64)
-        self._cells_T8[:, 0] = self._counter_1.ctypes.data
-        self._cells_T8[:, 1] = range(threads)
-        self._cells_T8[:, 2] = threads
-        self._own = int(self._cells_T8.ctypes.data)
+        self._threads = threads
+        self._start()
+        os.register_at_fork(after_in_child=self._start)  # a forked process has no other threads
+
+    def _start(self) -> None:
         self._lock = Lock()
-        self._others: list[tuple[SimpleQueue[Work], int]] = []
-        for thread in range(1, threads):
+        self._cells_T8 = np.zeros((self._threads + 1, 8), np.int64)  # the last row: the counter
+        self._own = int(self._cells_T8.ctypes.data)
+        self._cells_T8[:-1, 0] = self._own + 64 * self._threads
+        self._cells_T8[:-1, 1] = range(self._threads)
+        self._cells_T8[:-1, 2] = self._threads
+        self._puts: list[Callable[[Work], None]] = []  # of the other threads' queues
+        for thread in range(1, self._threads):
             queue = SimpleQueue[Work]()
-            self._others.append((queue, self._own + thread * 64))
-            Thread(target=self._serve, args=(queue,), daemon=True).start()
+            self._puts.append(queue.put)
+            Thread(target=self._serve, args=(queue, self._own + 64 * thread), daemon=True).start()
 
     @staticmethod
-    def _serve(queue: "SimpleQueue[Work]") -> None:
+    def _serve(queue: "SimpleQueue[Work]", cells: int) -> None:
         while True:
-            function, arguments, cells = queue.get()
+            function, arguments = queue.get()
             function(arguments, cells)
 
     def run(self, function: Callable[[int, int], None], arguments: Any) -> None:
         """arguments: one row of numpy, with fields."""
         address = int(arguments.ctypes.data)
-        with self._lock:
-            for queue, cells in self._others:
-                queue.put((function, address, cells))
-            function(address, self._own)
+        others = zip(self._puts, repeat((function, address)), strict=False)
+        steps: list[Any] = [*others, (function, address, self._own)]
+        with self._lock:  # in one call of C: no signal handler can raise between two steps
+            deque(starmap(call, steps), maxlen=0)
 
 
 @cache

@@ -95,11 +95,12 @@ def select(
     origin_SW = finished.indices
     ended_SW = torch.cat([beams.ended_SW, ended_SC], dim=1).gather(1, origin_SW)
     after = Beams(running_SC.gather(1, on_SW), finished.values, ended_SW)
+    longest_S1 = length_S1
     if early_stopping == "never" and length_penalty > 0.0:
-        length_S1 = searches.budget_S1  # with more tokens a live beam may still get better
+        longest_S1 = searches.budget_S1  # with more tokens a live beam may still get better
     enough_S = after.ended_SW.all(1)
     if early_stopping is not True and width > 1:  # one beam is greedy decoding
-        divisor_S = length_S1[:, 0].double().pow(length_penalty).float()
+        divisor_S = longest_S1[:, 0].double().pow(length_penalty).float()
         reachable_S = after.running_SW[:, 0] / divisor_S
         enough_S = enough_S & (reachable_S <= after.kept_SW[:, -1])
     return Chosen(

@@ -58,8 +58,9 @@ class PrefixCacheManager:
         return gained >= self._reusable(request) + self.cache.min_match
 
     def _reusable(self, request: Request) -> int:
-        place = self._prompt(request), self._max_shared(request), request.cache_salt
-        return self.cache.reusable(*place, drafts=_drafts(request))
+        ids = self._prompt(request)
+        limit = self._max_shared(request)
+        return self.cache.reusable(ids, limit, request.cache_salt, drafts=_drafts(request))
 
     def _attach_(self, request: Request) -> None:
         ids = self._prompt(request)
@@ -68,8 +69,9 @@ class PrefixCacheManager:
             self._counted.add(owner)
             self.cache.figures.asked += len(ids)
         self._publish_prefix_of_(ids, request.cache_salt)
-        place = ids, self._max_shared(request), request.cache_salt
-        length = self.cache.attach_(owner, *place, drafts=_drafts(request))
+        salt = request.cache_salt
+        limit = self._max_shared(request)
+        length = self.cache.attach_(owner, ids, limit, salt, drafts=_drafts(request))
         self.cache.figures.reused += length
         if request.stage is Stage.WAITING:
             request.reused = length

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from ..ops.attention.metadata import QuerySequence, tensor
-from ..ops.kv.pool import UNKNOWN, Ints, KVCache, Region
+from ..ops.kv.pool import UNKNOWN, Ints, KVCache
 from ..ops.types import (
     AlignmentState,
     ContinuousDecodingState,
@@ -389,7 +389,7 @@ class BatchingLayout(RowPerBranch):
     def enter_(self, owner: int, prefix: int) -> bool:
         """Allocate the row of retained parts, a row with the prefix, or a new copy of it."""
         busy = set(self._row.values())
-        parts = dict(self._retained.values()).get(prefix, -1)  # their row
+        parts = self._row_of_parts(prefix)
         ready = [row for row in self._copies[prefix] if row not in busy]
         ready.sort(key=lambda row: row != parts)
         if not ready:
@@ -404,7 +404,7 @@ class BatchingLayout(RowPerBranch):
 
     def hold_(self, owner: int, prefix: int) -> None:
         row = self._row.pop(owner)
-        target = dict(self._retained.values()).get(prefix, row)
+        target = self._row_of_parts(prefix, row)
         self._retained[owner] = prefix, target
         if target == row:
             return
@@ -431,6 +431,9 @@ class BatchingLayout(RowPerBranch):
     def _busy(self) -> set[int]:
         """Rows with running branches or retained parts."""
         return {*self._row.values(), *(row for _, row in self._retained.values())}
+
+    def _row_of_parts(self, prefix: int, new: int = -1) -> int:
+        return dict(self._retained.values()).get(prefix, new)
 
     def _drop_(self, prefix: int, row: int) -> None:
         self._copies[prefix].remove(row)
@@ -471,11 +474,12 @@ class PagedLayout(RowPerBranch):
         self._row[owner] = self._free_row() if shared else self._row[prefix]
         self._row[prefix] = self._row[owner]
         for pool in self.pools:
-            pool.regions[owner] = Region(pool.regions[prefix].first)
+            pool.near_(owner, prefix)
         return False
 
     def _free_row(self) -> int:
-        return next(row for row in count() if row not in self._row.values())
+        used = {*self._row.values()}
+        return next(row for row in count() if row not in used)
 
     def leave_(self, owners: Iterable[int]) -> None:
         for owner in owners:

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -266,8 +265,8 @@ def explain(
             chosen = [*(tree.tokens[node] for node in tree.path[1:]), tree.final]
             legal_of = dict(zip(tree.path, chosen, strict=True))
             for at, parent in enumerate(tree.parents[1:]):
-                unused: Any = dict.fromkeys(("p", "q", "r", "chance"))
-                judged[at] = replace(judged[at], draw=legal_of.get(parent), **unused)
+                draw = legal_of.get(parent)
+                judged[at] = replace(judged[at], draw=draw, p=None, q=None, r=None, chance=None)
         elif rule != MATCH:
             judged = [replace(one, draw=None, coin=None) for one in judged]
         came = FinalToken.BONUS if tree.drafts else FinalToken.TARGET

@@ -368,7 +368,7 @@ class Scheduler:
         )
         try:
             rank = self.policy.rank(candidate)
-            if not (isinstance(rank, tuple) and {*map(type, rank)} <= {int, bool}):  # a plug-in's
+            if not (isinstance(rank, tuple) and all(map(int.__instancecheck__, rank))):
                 raise TypeError(f"a rank is a tuple of integers, not {rank!r}")
         except Exception as error:
             name = self.block.policy

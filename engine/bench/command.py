@@ -19,18 +19,7 @@ from ..limits import disturbance
 from ..prepare.options import BenchOptions, RunOptions
 from ..record.run_folder import RunFolder
 from ..shell import complain, deliver, json_text
-from .experiment import (
-    BY_PROMPT,
-    COMPARED,
-    FIGURES,
-    PARTS,
-    Figure,
-    Prepared,
-    axis_of,
-    experiment_of,
-    experiment_of_sides,
-    prepare_experiment,
-)
+from . import experiment as experiments
 
 MOST_GRAPHS = 26
 MOST_POINTS = 256
@@ -48,15 +37,18 @@ def compare_command(
         raise UsageError(f"compare takes from 2 to {MOST_GRAPHS} graphs, not {len(sides)}")
     values: Any = {"vary": grid_of(vary)} if vary else {}
     name = "sweep" if vary else "compare"
-    experiment = experiment_of_sides(name, sides, repeats=1, figures=COMPARED, **values)
-    return _report(prepare_experiment(experiment, options), options, BenchOptions(out=out))
+    experiment = experiments.experiment_of_sides(
+        name, sides, repeats=1, figures=experiments.COMPARED, **values
+    )
+    prepared = experiments.prepare_experiment(experiment, options)
+    return _report(prepared, options, BenchOptions(out=out))
 
 
 def grid_of(vary: Sequence[str]) -> dict[str, tuple[str, ...]]:
     """The values of every path, for a sweep; raises UsageError."""
     axes: dict[str, tuple[str, ...]] = {}
     for text in vary:
-        path, values = axis_of(text)
+        path, values = experiments.axis_of(text)
         if path in axes:
             raise UsageError(f"--vary {text}: {path} varies already")
         axes[path] = values
@@ -81,13 +73,13 @@ def bench_command(bench_options: BenchOptions, options: RunOptions) -> int:
         raise UsageError("--plot needs matplotlib: pip install 'specsot[plot]'")
     if bench_options.plot and bench_options.out is None:
         raise UsageError("--plot: name a folder for the pictures with --out DIR")
-    experiment, source = experiment_of(bench_options)
-    prepared = prepare_experiment(experiment, options, source)
+    experiment, source = experiments.experiment_of(bench_options)
+    prepared = experiments.prepare_experiment(experiment, options, source)
     return _report(prepared, options, bench_options, baseline)
 
 
 def _report(
-    prepared: Prepared,
+    prepared: experiments.Prepared,
     options: RunOptions,
     bench_options: BenchOptions,
     baseline: Mapping[str, Any] | None = None,
@@ -109,7 +101,7 @@ def _report(
         ratios = "the first side at the same point, within rounds: median and interval"
         if experiment.pairing == "first":
             ratios = "A, within rounds: their median, and 95 % of bootstrap draws"
-        if BY_PROMPT in experiment.figures:
+        if experiments.BY_PROMPT in experiment.figures:
             ratios += "; by prompt: the lowest and the highest"
         notes = [*render.equality_lines(result), f"Ratios are to {ratios}."]
     if rows and baseline is not None:
@@ -169,7 +161,7 @@ def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> tuple[list[str
     for label in (label for label in now["rows"] if label in before["rows"]):
         old = before["rows"][label]["figures"]
         for name, values in now["rows"][label]["figures"].items():
-            figure = FIGURES[name]
+            figure = experiments.FIGURES[name]
             if name in old and (figure.paired or not figure.timed):
                 texts = " -> ".join(_words(numbers, figure.form) for numbers in (old[name], values))
                 sign = figure.better * _sign(figure, old[name], values)
@@ -182,7 +174,7 @@ def _words(numbers: list[float | None], form: str) -> str:
     return f"{value} ({' to '.join(edges)})" if edges else value
 
 
-def _sign(figure: Figure, past: Sequence[Any], values: Sequence[Any]) -> int:
+def _sign(figure: experiments.Figure, past: Sequence[Any], values: Sequence[Any]) -> int:
     """1 for more, -1 for less, 0 for a difference within noise."""
     old, old_low, old_high = past
     new, low, high = values
@@ -221,8 +213,8 @@ def tune_command(bench_options: BenchOptions, options: RunOptions) -> int:
     values are sides that answer the same prompts in turn; the fastest stays."""
     if len(bench_options.refs) != 1 or bench_options.vary or bench_options.against:
         raise UsageError("--tune takes one graph, and neither --vary nor --against")
-    experiment, source = experiment_of(bench_options)
-    (job,) = prepare_experiment(experiment, options, source).jobs
+    experiment, source = experiments.experiment_of(bench_options)
+    (job,) = experiments.prepare_experiment(experiment, options, source).jobs
     kind = job.program.graph.drafter.kind
     if kind not in AXES:
         raise UsageError(f"--tune: nothing to tune of a drafter of kind {kind!r}")
@@ -234,7 +226,7 @@ def tune_command(bench_options: BenchOptions, options: RunOptions) -> int:
             continue
         best: dict[int | None, Any] = {}
         for parts in (1, SEVERAL) if branched and name == BRANCHED else (SEVERAL,):
-            vary = [f"{PARTS}={parts}"] if branched else []
+            vary = [f"{experiments.PARTS}={parts}"] if branched else []
             others = [f"drafter.{key}={value}" for key, value in drafter.items() if key != name]
             sides = [",".join([f"drafter.{name}={value}", *others]) for value in values]
             found = _speeds(replace(bench_options, vary=vary, out=None), options, sides)
@@ -270,9 +262,9 @@ def _speeds(bench_options: BenchOptions, options: RunOptions, sides: Sequence[st
     from .comparison import measure
 
     refs = [f"{bench_options.refs[0]}@{settings}" for settings in ("drafter.kind=none", *sides)]
-    experiment, source = experiment_of(replace(bench_options, refs=refs))
-    result = measure(prepare_experiment(experiment, options, source))
+    experiment, source = experiments.experiment_of(replace(bench_options, refs=refs))
+    result = measure(experiments.prepare_experiment(experiment, options, source))
     if result["exit_code"]:
         raise UsageError("--tune: a side failed: " + "; ".join(result["problems"][:3]))
-    _, *rows = result["rows"].values() or [{}]
+    rows = [*result["rows"].values()][1:]
     return [row["figures"].get("speedup_decode", [0.0])[0] for row in rows]

@@ -140,7 +140,7 @@ class Rig:
                 self.wrong.setdefault("gap", f"{run.state}: {branch.name} has a gap among its rows")
 
     def probe(self, trial: Trial) -> ProbedRun:
-        """Run a trial to its end, checked after each phase; raises RuntimeError: there is none."""
+        """Run a trial, checked after each phase; raises RuntimeError if it does not end."""
         bench = self.bench
         greedy = () if bench.graph.beam is not None else ("sampling.temperature=0",)
         sets = (*greedy, *trial.sets)

@@ -169,7 +169,8 @@ def simulate(
             policy = world.Simulation(program.graph, cost, name, seed)
             come = world.arrivals(arrivals, requests, work, seed)
             results[name] = command.served_by(policy, come)
-        show_result(as_json, command.described(results, *command.POLICIES), policies=results)
+        lines = command.described(results, command.POLICIES, command.POLICY_COST)
+        show_result(as_json, lines, policies=results)
         return
     if len(names) != 1:
         raise UsageError("--cluster compares clusters under one policy: --policies NAME")
@@ -177,7 +178,8 @@ def simulate(
         clusters = ClusterSimulation(program.graph, cost, names[0], setup, seed=seed)
         come = world.arrivals(arrivals, requests, work, seed)
         results[setup.name] = command.served_by(clusters, come)
-    show_result(as_json, command.described(results, *command.CLUSTERS), clusters=results)
+    lines = command.described(results, command.CLUSTERS, command.CLUSTER_COST)
+    show_result(as_json, lines, clusters=results)
 
 
 def _numbers(option: str, text: str, between: str = "-") -> tuple[int, int]:

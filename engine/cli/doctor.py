@@ -31,9 +31,6 @@ def doctor(
     """Report the environment, test the installation on the embedded model, measure start-ups."""
     import torch
 
-    from ..bench import render
-    from ..bench.comparison import measure
-
     say: Callable[[str], None] = (lambda line: None) if as_json else print
     devices = range(torch.cuda.device_count())
     environment = {
@@ -48,6 +45,9 @@ def doctor(
     say(yaml.safe_dump(found, sort_keys=False, width=100).rstrip())
     report: dict[str, Any] = {"problems": [], **found}
     try:
+        from ..bench import render
+        from ..bench.comparison import measure
+
         # Graphs on one question, as in `specsot bench`: equal tokens, speed, overhead.
         experiment = experiment_of_sides(
             "doctor", GRAPHS, count=1, repeats=repeats, figures=FIGURES

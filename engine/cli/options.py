@@ -64,7 +64,8 @@ SETS = declared("sets", OPTIONS["sets"], None)
 def show_result(as_json: bool, lines: Iterable[str], **parts: Any) -> None:
     if as_json:
         print_json(**parts)
-    for line in () if as_json else lines:
+        return
+    for line in lines:
         print(line)
 
 

@@ -103,7 +103,7 @@ def up(
     options = replace(options, workers=workers)
     job = prepare(options)
     block = read_cluster(options)
-    job = divided(replace(job, options=replace(job.options, workers=block.workers)))
+    job = divided(job, block.workers)
     check_cluster(job, block)
     ray_workers.set_up_ray(LOCAL)
     head = ray_head.start_head(block.workers, job.options.graph)

@@ -175,10 +175,10 @@ def _prompt(value: Mapping[str, Any], name: str, number: int) -> Prompt:
         raise UsageError(f"'id' must be at most {MAX_ID} printable characters")
     seed = value.get("seed")
     budget = value.get("max_new_tokens")
-    for name, count, least in (("seed", seed, 0), ("max_new_tokens", budget, 1)):
+    for field_name, count, least in (("seed", seed, 0), ("max_new_tokens", budget, 1)):
         is_number = isinstance(count, int) and not isinstance(count, bool)
         if count is not None and not (is_number and least <= count < 1 << 63):
-            raise UsageError(f"{name!r} must be a whole number from {least} on")
+            raise UsageError(f"{field_name!r} must be a whole number from {least} on")
     documents = value.get("documents")
     if documents is not None and not isinstance(documents, list):
         raise UsageError("'documents' must be a list")

@@ -179,11 +179,13 @@ def trace_record(at: int, item: Event | RoundSummary | Record, number: int) -> R
             if (alignment := item.alignment) is not None:
                 lengths = {"state": type(alignment).__name__, **asdict(alignment)}
             record = {
-                **{"kind": "round", "t": at, "round": number},
+                "kind": "round",
+                "t": at,
+                "round": number,
                 **{name: getattr(item, name) for name in ROUND_FIELDS},
                 "drafting": item.work._asdict(),
                 "alignment": lengths,
-                "gamma": [asdict(record) for record in item.gamma],
+                "gamma": [asdict(length) for length in item.gamma],
                 "blend": None if item.blend is None else asdict(item.blend),
                 "kv": item.target_length,
                 "kv_draft": item.draft_length,
@@ -206,8 +208,10 @@ def _tree_records(trees: Sequence[VerifiedTree]) -> Iterator[Record]:
         if total > MAX_TREE_NODES and not tree.rule:
             return
         parents = list(tree.parents[1:end])
-        explained: Record = {"rule": tree.rule, "came": tree.came, "finish": tree.finish}
-        explained["figures"] = [asdict(one) for one in tree.figures[: end - 1]]
+        explained: Record = {}
+        if tree.rule:
+            explained = {"rule": tree.rule, "came": tree.came, "finish": tree.finish}
+            explained["figures"] = [asdict(one) for one in tree.figures[: end - 1]]
         yield {
             "at": tree.position,
             "root": tree.root,
@@ -216,7 +220,7 @@ def _tree_records(trees: Sequence[VerifiedTree]) -> Iterator[Record]:
             "path": list(tree.path[1:]),
             "final": tree.final,
             **({"forced": True} if tree.forced else {}),
-            **(explained if tree.rule else {}),
+            **explained,
         }
 
 

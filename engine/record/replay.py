@@ -21,21 +21,10 @@ from ...states.machine import Moved, OpRan
 from ...states.round import BlendSummary, RoundSummary, VerifiedTree
 from ..errors import UsageError
 from ..events import HALF, Origin
+from . import run_view
 from .metrics import NS
 from .recorder import ROUND_FIELDS, Record
 from .run_folder import TRACE, SavedRun, valid
-from .run_view import (
-    BRANCH,
-    OUTLINE,
-    PREFIX,
-    BranchView,
-    PoolView,
-    RequestView,
-    RunView,
-    Snapshot,
-    runs_of,
-    scene_of,
-)
 
 MAX_FRAMES = 20_000  # that a page plays
 MAX_BYTES = 128 << 20  # of a trace that a page plays
@@ -44,7 +33,7 @@ PARSE_OP = "outline.parse_"  # the op that turns outlines into branches
 
 
 @dataclass
-class ReplayedView(RunView):
+class ReplayedView(run_view.RunView):
     """The view of a run after the records so far. kv: slots in use in both pools. parsed: forwards
     at the last parse of outlines. rounds, tokens: of each branch. preempted: names; `starting`
     resume with the next forward."""
@@ -104,13 +93,13 @@ class ReplayedBranch:
     rounds: int = 0
     last_round: int = 0
 
-    def view(self, run: ReplayedView) -> BranchView:
+    def view(self, run: ReplayedView) -> run_view.BranchView:
         stage = self.stage(run)
         tokens = run.tokens[self.name] if self.rounds else len(self.ids)
         request = self.name.rpartition("/")[0]
         if stage == "running" and {self.name, request} & run.preempted:
             stage = "preempted"
-        return BranchView(
+        return run_view.BranchView(
             request=request,
             index=self.index,
             title=self.title,
@@ -168,7 +157,7 @@ class ReplayedRequest:
             return self.parts
         return [root] if run.rounds[root.name] else []
 
-    def view(self, run: ReplayedView) -> RequestView:
+    def view(self, run: ReplayedView) -> run_view.RequestView:
         parts = self.parts if self.visible(run) is self.parts else []
         done = sum(part.stage(run) == "done" for part in parts)
         if parts and done == len(parts):
@@ -179,7 +168,7 @@ class ReplayedRequest:
             stage = "running" if parts else "outlining"
         else:
             stage = "waiting"
-        return RequestView(
+        return run_view.RequestView(
             key=self.key,
             question=self.question,
             stage=stage,
@@ -207,7 +196,7 @@ class Replay:
             self.times = [self.records[end - 1]["t"] for end in self._ends]
             self._graph = run.manifest["graph"]["resolved"]
             model = run.manifest["models"]["target"]["name"]
-            self.scene = scene_of(self._graph, model, run.manifest["requests"])
+            self.scene = run_view.scene_of(self._graph, model, run.manifest["requests"])
             texts = [record["texts"] for record in records if record["kind"] == "texts"] or [{}]
             self._texts = {int(token): text for token, text in texts[-1].items()}
             if len(self.records) == len(records):
@@ -228,7 +217,11 @@ class Replay:
 
     def _read_requests(self) -> list[ReplayedRequest]:
         rounds = [record for record in self.records if record["kind"] == "round"]
-        outputs = self.run.outputs
+        outputs: Mapping[str, Any] = {}
+        try:
+            outputs = self.run.outputs
+        except UsageError:
+            self.missing.append("outputs")
         saved: dict[str, Mapping[str, Any]] = {}
         for key, line in outputs.items():
             ids = line.get("outline_token_ids") or []
@@ -275,7 +268,7 @@ class Replay:
     def records_of(self, frame: int) -> list[Record]:
         return self.records[self._ends[frame - 1] if frame else 0 : self._ends[frame]]
 
-    def snapshot(self, frame: int) -> Snapshot:
+    def snapshot(self, frame: int) -> run_view.Snapshot:
         view = self.view(frame)
         return view.snapshot(
             [branch.view(view) for request in self.requests for branch in request.visible(view)],
@@ -299,20 +292,22 @@ class Replay:
                     self._checkpoints.setdefault(self._position, deepcopy(self._view))
         return self._view
 
-    def pool(self, view: ReplayedView) -> PoolView:
+    def pool(self, view: ReplayedView) -> run_view.PoolView:
         used, draft_used = view.kv
-        kinds = [PREFIX]
+        kinds = [run_view.PREFIX]
         counts: list[int] = []
         for branch in self.branches.values():
             # A cancelled branch keeps its slots to the end of the trace.
             cancelled = branch.finish == "cancelled" and view.rounds[branch.name] > 0
             if cancelled or branch.stage(view) == "running":
-                kinds.append(OUTLINE if branch.index < 0 else BRANCH + branch.index)
+                kinds.append(
+                    run_view.OUTLINE if branch.index < 0 else run_view.BRANCH + branch.index
+                )
                 counts.append(max(view.tokens[branch.name] - 1, 0))
         codes = np.zeros(max(self._target["capacity_slots"], used), np.int16)
         prefix = max(used - sum(counts), 0)
         codes[:used] = np.repeat(np.array(kinds, np.int16), [prefix, *counts])[:used]
-        return PoolView(
+        return run_view.PoolView(
             codes=codes,
             used=used,
             bytes=used * self._target["slot_bytes"],
@@ -428,7 +423,7 @@ def playback_of(run: SavedRun) -> dict[str, Any]:
             "t": replay.times[number] / 1e6,
             "state": view.state,
             "events": list(_events(replay, number, parsed)),
-            "runs": runs_of(pool.codes),
+            "runs": run_view.runs_of(pool.codes),
             "used": pool.used,
             "capacity": pool.codes.size,
         }

@@ -120,7 +120,8 @@ class RunFolder:
 
     def append(self, name: str, value: Mapping[str, Any]) -> None:
         """Append a record to trace.jsonl or a finished answer to outputs.jsonl; none after a fault.
-        An answer survives the process; a system call per event would cost more than the event."""
+        Answers are flushed, so they survive the process; a flush for each trace record would cost
+        more than the event."""
         if not self.exists or name in self._failed:
             return
         self._failed.add(name)

@@ -103,7 +103,7 @@ class Handle:
         if not events and error is None:
             return
         with self._changed:
-            self._error = error
+            self._error = self._error or error
             self._emitted += events
             self._changed.notify_all()
             wakers = [*self._wakers]

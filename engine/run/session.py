@@ -34,17 +34,8 @@ from ...states.yaml.source import GraphError, Problem, ProblemCode
 from ..chunks.store import CHUNK_BYTES, ChunkStore, chunks_for
 from ..errors import UsageError
 from ..models import Models, assumed, load_models, run_pools, with_drafter
+from ..prepare import job as jobs
 from ..prepare.inputs import AS_THE_GRAPH, Prompt, RequestSettings
-from ..prepare.job import (
-    EMBEDDED,
-    Job,
-    embedded_folder,
-    model_folder,
-    model_folders,
-    prepare,
-    set_up_torch,
-    threads_of,
-)
 from ..prepare.options import RunOptions, SessionOptions
 from ..record.recorder import Recorder, Write
 from .core import EngineCore, Status, StopSignal, drive
@@ -79,15 +70,12 @@ class Session:
         self.outline_drafter: Any = None
         drafter = graph.outline_drafter
         if drafter is not None and drafter.has_model:
-            ref = getattr(drafter, "model", None) or EMBEDDED
-            folder = model_folder(ref, drafter.checkpoint or drafter.kind)
+            ref = getattr(drafter, "model", None) or jobs.EMBEDDED
+            folder = jobs.model_folder(ref, drafter.checkpoint or drafter.kind)
             self.outline_drafter = with_drafter(models, folder, drafter.kind).drafter
-        drafters: list[Any] = [graph.drafter, graph.outline_drafter]
-        for at, model in enumerate((models.drafter, self.outline_drafter)):
-            if (block := drafters[at]) is not None and block.has_model:
-                # With the settings that the graph leaves to the checkpoint.
-                drafters[at] = drafter_class(block.kind).completed(block, model)
-        self.program = with_drafters(program, *drafters)
+        drafter = _completed(graph.drafter, models.drafter)
+        outline_drafter = _completed(graph.outline_drafter, self.outline_drafter)
+        self.program = with_drafters(program, drafter, outline_drafter)
         graph = self.program.graph
         self.max_new_tokens = max_new_tokens
         self.budget = max_new_tokens or graph.limits.max_new_tokens
@@ -257,6 +245,13 @@ class Session:
         return first, costs_of(self.models, graph.outline_drafter, self.outline_drafter)
 
 
+def _completed(settings: Any, model: Any) -> Any:
+    """A drafter's settings, with what the graph leaves to the checkpoint."""
+    if settings is None or not settings.has_model:
+        return settings
+    return drafter_class(settings.kind).completed(settings, model)
+
+
 def _taps(drafter: Drafter, models: Models) -> tuple[int, ...]:
     """Which of the target's hidden states the drafters read; sets the columns that each reads."""
     tap_ids = [sorted(getattr(part.model, "tap_ids", ())) for part in drafter.parts]
@@ -278,7 +273,7 @@ def _opener(kind: Callable[P, SessionOptions]) -> Callable[P, Session]:
         """A checked graph with its models loaded; arguments are the options of `specsot run`.
         Missing options come from specsot.yaml. Sets the number of torch threads of the process.
         Raises GraphError, ModelError, UsageError, OutlineError: what cannot be used, and where."""
-        return load(prepare(RunOptions(**asdict(kind(*args, **kwargs)))))
+        return load(jobs.prepare(RunOptions(**asdict(kind(*args, **kwargs)))))
 
     open_session.__signature__ = signature(kind)  # type: ignore[attr-defined]
     return open_session
@@ -287,12 +282,12 @@ def _opener(kind: Callable[P, SessionOptions]) -> Callable[P, Session]:
 open_session = _opener(SessionOptions)
 
 
-def load(job: Job, *, packed: bool = True, part: tuple[int, int] = (0, 1)) -> Session:
+def load(job: jobs.Job, *, packed: bool = True, part: tuple[int, int] = (0, 1)) -> Session:
     """Set torch up, load a job's models (packed, part: as for `load_models`) and tie them to its
     graph; raises UsageError, ModelError, GraphError: what cannot be used, and where."""
     options = job.options
-    set_up_torch(threads_of(job), options.device)
-    target, drafter = model_folders(job)
+    jobs.set_up_torch(jobs.threads_of(job), options.device)
+    target, drafter = jobs.model_folders(job)
     models = load_models(
         target,
         drafter,
@@ -309,7 +304,7 @@ def load(job: Job, *, packed: bool = True, part: tuple[int, int] = (0, 1)) -> Se
     return tie(job, models)
 
 
-def tie(job: Job, models: Models) -> Session:
+def tie(job: jobs.Job, models: Models) -> Session:
     """A job's graph with loaded models; raises UsageError, ModelError."""
     options = job.options
     chunks = None
@@ -337,7 +332,7 @@ def prompt_book(graph: Graph, models: Models) -> PromptBook:
     skeleton = graph.skeleton
     name = "auto" if skeleton is None else skeleton.template
     if name == "auto":
-        file = embedded_folder("target") / "chat_template.jinja"
+        file = jobs.embedded_folder("target") / "chat_template.jinja"
         chat = models.tokenizer.chat_template
         name = "instruct" if skeleton is None or skeleton.format == "fields" else "list"
         if chat and chat == file.read_text(encoding="utf-8"):

@@ -239,7 +239,7 @@ def outputs(
             "finish_reason": finish_of(item),
             "outline_finish_reason": item.outline_finish or None,
             "outline_context_ids": ids.get(OUTLINE, []),
-            "seconds": {f"to_{k}": n if n is None else n / NS for k, n in marks.items()},
+            "seconds": {f"to_{k}": None if n is None else n / NS for k, n in marks.items()},
         }
         for part in (*line["parts"], *filter(None, [line["combined"]])):
             part["context_ids"] = ids.get(part["index"], [])

@@ -226,7 +226,7 @@ class Answers:
         for choice, ended in zip(self.choices, self._ends, strict=True):
             text = choice.echoed + choice.readable(ended.text)
             reader = choice.reader
-            list(reader.feed(text, final=True))
+            list(reader.feed(text, final=True))  # read to its end; the deltas are not needed
             content = None if reader.calls else reader.content
             message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
             if reader.calls:

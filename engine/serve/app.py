@@ -53,7 +53,7 @@ MAX_RUNS = 200
 MAX_VIEWERS = 16
 NO_STORE = {"cache-control": "no-cache"}
 OWNER = "specsot"
-UNSAFE = re.compile(r"[^!-+\--~]")  # in a header: not printable, or a separator
+UNSAFE = re.compile(r"[^!-~]|,")  # in a header: not printable, or a separator
 PING = 15  # seconds between comments on a stream on which nothing happens
 
 
@@ -263,7 +263,7 @@ STATUSES: dict[int | str, str] = {
     500: "The server failed; the answer has the request's id.",
     503: "The engine is not there, or has no room; come again.",
     504: "The request's time was up.",
-    "default": "Another error.",
+    "default": "Another error.",  # instead of the 422 that FastAPI adds
 }
 OF_BODIES = (413, 415, 429, 504)
 
@@ -379,7 +379,7 @@ def add_page_routes(
             return []
 
     def run(request: Request) -> Response:
-        """The JSON of a run. It takes seconds: Starlette calls what is no coroutine on a thread."""
+        """The JSON of a run. As it takes seconds, it is no coroutine: Starlette uses a thread."""
         name = request.path_params["name"]
         found = next((saved for saved in shown_runs() if saved.path.name == name), None)
         if found is None:

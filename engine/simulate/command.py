@@ -55,30 +55,48 @@ def _numbers(option: str, text: str) -> Sequence[int]:
     return numbers
 
 
-# Of policies and of clusters: headings, cells, and the cost of a simulation; in seconds, or ms.
-POLICIES = (
-    "policy | requests | tok/s | first p50 | p95 | p99 | answer p50 | p95 | p99 | preempted | hits",
-    "{name} | {requests} | {tokens_per_second:.0f} | {time_to_first_token[p50]:.3f}"
-    " | {time_to_first_token[p95]:.3f} | {time_to_first_token[p99]:.3f}"
-    " | {time_to_answer[p50]:.3f} | {time_to_answer[p95]:.3f} | {time_to_answer[p99]:.3f}"
-    " | {preemptions} | {hit_rate:.1%}",
+# Tables of policies and of clusters: heading and cell of each column, in seconds or ms.
+POLICIES = {
+    "policy": "{name}",
+    "requests": "{requests}",
+    "tok/s": "{tokens_per_second:.0f}",
+    "first p50": "{time_to_first_token[p50]:.3f}",
+    "first p95": "{time_to_first_token[p95]:.3f}",
+    "first p99": "{time_to_first_token[p99]:.3f}",
+    "answer p50": "{time_to_answer[p50]:.3f}",
+    "answer p95": "{time_to_answer[p95]:.3f}",
+    "answer p99": "{time_to_answer[p99]:.3f}",
+    "preempted": "{preemptions}",
+    "hits": "{hit_rate:.1%}",
+}
+POLICY_COST = (
     "{name}: simulated in {wall_seconds:.1f} s ({requests_per_wall_second:.0f} requests a second,"
-    " {microseconds_per_plan:.0f} us a plan); {steps} steps, most waiting {most_waiting}",
+    " {microseconds_per_plan:.0f} us a plan); {steps} steps, most waiting {most_waiting}"
 )
-CLUSTERS = (
-    "cluster | tok/s | first p50 | p95 | answer p50 | p95 | busy | hits | regroup | sent | send",
-    "{name} | {tokens_per_second:.0f} | {time_to_first_token[p50]:.3f}"
-    " | {time_to_first_token[p95]:.3f} | {time_to_answer[p50]:.3f} | {time_to_answer[p95]:.3f}"
-    " | {busy:.0%} | {hit_rate:.0%} | {milliseconds_per_regroup:.2f} | {sent}"
-    " | {milliseconds_per_send:.2f}",
+CLUSTERS = {
+    "cluster": "{name}",
+    "tok/s": "{tokens_per_second:.0f}",
+    "first p50": "{time_to_first_token[p50]:.3f}",
+    "first p95": "{time_to_first_token[p95]:.3f}",
+    "answer p50": "{time_to_answer[p50]:.3f}",
+    "answer p95": "{time_to_answer[p95]:.3f}",
+    "busy": "{busy:.0%}",
+    "hits": "{hit_rate:.0%}",
+    "regroup": "{milliseconds_per_regroup:.2f}",
+    "sent": "{sent}",
+    "send": "{milliseconds_per_send:.2f}",
+}
+CLUSTER_COST = (
     "{name}: simulated in {wall_seconds:.1f} s"
-    " ({events} events, {events_per_wall_second:.0f} a second)",
+    " ({events} events, {events_per_wall_second:.0f} a second)"
 )
 
 
-def described(results: Mapping[str, Document], heads: str, cells: str, cost: str) -> Iterator[str]:
+def described(
+    results: Mapping[str, Document], columns: Mapping[str, str], cost: str
+) -> Iterator[str]:
     """A line for each policy or cluster, and the cost of each simulation."""
     named = [{"name": name, **figures} for name, figures in results.items()]
-    lines = [heads, *map(cells.format_map, named)]
-    yield from aligned(tuple(line.split(" | ")) for line in lines)
+    cells = [tuple(cell.format_map(one) for cell in columns.values()) for one in named]
+    yield from aligned([tuple(columns), *cells])
     yield from map(cost.format_map, named)

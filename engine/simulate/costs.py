@@ -110,14 +110,16 @@ class Link(NamedTuple):
 
     def all_reduce(self, size: int, ranks: int) -> float:
         """Seconds of a sum of `size` bytes over the ranks."""
+        if ranks == 1:
+            return 0.0
         share = 2 * (ranks - 1)
-        seconds = self.base + share * self.hop + share / ranks * size / self.bandwidth
-        return seconds if ranks > 1 else 0.0
+        return self.base + share * self.hop + share / ranks * size / self.bandwidth
 
     def all_gather(self, size: int, ranks: int) -> float:
         """Seconds of a gather of `size` bytes in all."""
-        seconds = self.base + (ranks - 1) * (self.hop + size / ranks / self.bandwidth)
-        return seconds if ranks > 1 else 0.0
+        if ranks == 1:
+            return 0.0
+        return self.base + (ranks - 1) * (self.hop + size / ranks / self.bandwidth)
 
     def send(self, size: int) -> float:
         """Seconds of a transfer between two workers."""

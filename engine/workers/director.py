@@ -219,7 +219,8 @@ class Director:
         """Take back what groups had that are not present any more."""
         present = {*self.workers.decoders, *self.workers.writers}
         present |= {worker.single for worker in self.workers.workers}
-        self._assignments = {id: a for id, a in self._assignments.items() if a[1] in present}
+        old = self._assignments.items()
+        self._assignments = {id: (state, group) for id, (state, group) in old if group in present}
         names: list[str] = []
         for state in self.states:
             for branch in state.request.all_branches():

@@ -207,8 +207,13 @@ class ServedRequest(OpenRequest):
         return text
 
 
+@dataclass(eq=False)
 class Refusal(ValueError):
-    """A request that cannot run. args: the fields of `Refused` after its id."""
+    """A request that cannot run; param: the field to blame, code: for clients."""
+
+    message: str
+    param: str | None = None
+    code: str | None = None
 
 
 class ServedGraph(WorkerEngine):
@@ -243,7 +248,7 @@ class ServedGraph(WorkerEngine):
         try:
             prompt, settings, prompt_tokens = self.build(message)
         except Refusal as error:
-            self.send(protocol.Refused(message.id, *error.args))
+            self.send(protocol.Refused(message.id, error.message, error.param, error.code))
         except Exception as error:  # also of a model's tokenizer
             text = "prompt" if message.raw else "messages"
             param = text if isinstance(error, PromptError) else None
@@ -257,7 +262,7 @@ class ServedGraph(WorkerEngine):
         """Send the tokens of a text, or of the whole prompt with it; or the text of tokens."""
         decode = self.engine.decode
         try:
-            if message.token_ids:
+            if message.token_ids is not None:
                 self.send(protocol.Encoded(message.id, text=decode(message.token_ids)))
                 return
             if message.chat:

@@ -67,13 +67,13 @@ class Cancel(NamedTuple):
 
 
 class Encode(NamedTuple):
-    """Tokenize a prompt's text; with `chat`, the whole prompt with its template. token_ids: what is
-    to be decoded instead."""
+    """Tokenize a prompt's text; with `chat`, the whole prompt with its template. token_ids: tokens
+    to decode instead."""
 
     graph: Text
     prompt: Prompt
     chat: bool = False
-    token_ids: Sequence[int] = ()
+    token_ids: Sequence[int] | None = None
 
     @property
     def id(self) -> str:
@@ -159,7 +159,7 @@ class Ended(NamedTuple):
 
 
 class Encoded(NamedTuple):
-    """Answer to `Encode`: tokens with the text of each, or the text of all that were to decode."""
+    """Answer to `Encode`: tokens with the text of each, or the decoded text."""
 
     id: str
     token_ids: Sequence[int] = ()

@@ -254,9 +254,7 @@ class Router(Membership[Replica]):
         blocked = ticket.isolated and any(
             other.isolated and other.replica is not None for other in self._tickets.values()
         )
-        request = ticket.request
-        if ticket.losses and isinstance(request, protocol.Submit) and request.timeout is not None:
-            request = request._replace(timeout=max(ticket.remaining_seconds, 0.001))
+        request = ticket.remaining_request
         replicas = [one for one in self.links if one.ready and not (blocked or one.draining)]
         while replica := choose_(request, replicas, self._beginnings):
             if replica.send(request):
@@ -327,8 +325,9 @@ class Router(Membership[Replica]):
                     yield latest.pop(next(iter(latest)))
         finally:
             self.watchers.discard(watcher)
-            for replica in [] if self.watchers else self.links:
-                replica.send(protocol.SnapshotRequest(False))
+            if not self.watchers:
+                for replica in self.links:
+                    replica.send(protocol.SnapshotRequest(False))
 
 
 # -- how other processes of this machine read and change the replicas -----------------------------
@@ -369,6 +368,8 @@ def replica_control(router: Router, address: str) -> AbstractAsyncContextManager
             reply({"address": address, "graphs": [*router.graphs], "replicas": router.replicas})
         except ClusterError as error:
             reply({"failed": str(error)})
+        except (ValueError, KeyError, TypeError) as error:
+            reply({"failed": f"not an order: {error}"})
         finally:
             with suppress(ConnectionError):
                 await writer.drain()

@@ -253,11 +253,14 @@ class GroupMembership:
         self.world = self._join("all", range(order.size))
         self.groups: dict[int, tuple[int, Ranks | None]] = {}
         for tp in sorted({order.block.skeleton.tp, order.block.branches.tp}, reverse=True):
-            all_members = ranks_of_groups(order.size, tp, order.block.together)
-            for number, members in enumerate(all_members):
+            for number, members in enumerate(self.ranks_of(tp)):
                 if order.rank in members:
                     ranks = self._join(f"{tp}/{number}", members) if tp > 1 else None
                     self.groups[tp] = (number, ranks)
+
+    def ranks_of(self, tp: int) -> list[tuple[int, ...]]:
+        """The ranks of all groups of this size."""
+        return ranks_of_groups(self.order.size, tp, self.order.block.together)
 
     def _join(self, name: str, members: Sequence[int]) -> Ranks:
         """This worker in a group of these ranks; the name is the same for all of them."""
@@ -281,8 +284,7 @@ def _broadcast(
     target = session.models.target
     drafter = session.models.drafter if session.program.graph.drafter.has_model else None
     drafters = [one for one in (drafter, session.outline_drafter) if one is not None]
-    formed = groups.order
-    sources = ranks_of_groups(formed.size, order.tp, formed.block.together)[order.group]
+    sources = groups.ranks_of(order.tp)[order.group]
     sent = []  # of each source its shapes, and the tensor that it fills
     works = []
     for number, rank in enumerate(sources):
@@ -483,7 +485,7 @@ class WorkerLoop:
         destination = self.engines.get(groups.order.block.branches.tp)
         present = None
         parts = list[Tensor]()  # of each pool
-        start = perf_counter()
+        start = perf_counter()  # if taking the rows out fails
         try:
             if source is not None:
                 try:

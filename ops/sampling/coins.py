@@ -56,7 +56,7 @@ def round_keys(
 
 
 def fold(key: T, value: T) -> T:
-    """The key of (key, value): int64, any shapes that broadcast; of integers its low 64 bits."""
+    """The key of (key, value): int64, any shapes that broadcast. Integers count modulo 2**64."""
     x = key + value * _signed(STEP)
     for shift, factor in zip(SHIFTS, MULTIPLIERS, strict=False):
         x = (x ^ _shifted(x, shift)) * _signed(factor)

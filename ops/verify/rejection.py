@@ -55,8 +55,8 @@ def accept_chain(
     below its h, never fewer drafts than CHAIN; `chance_SN` is h.
 
     p_STV: target's distribution before the first draft, and after each. q_SNV: of each draft."""
-    p_STV = p_STV.to(torch.promote_types(p_STV.dtype, torch.float32))
-    q_SNV = None if q_SNV is None else q_SNV.to(torch.promote_types(q_SNV.dtype, torch.float32))
+    p_STV = _wide(p_STV)
+    q_SNV = None if q_SNV is None else _wide(q_SNV)
     p_SN = p_STV[:, :-1].gather(2, tokens_SN[..., None]).squeeze(2)
     q_SN = _of_tokens(q_SNV, tokens_SN, p_SN)
     if rule is Rule.BLOCK:
@@ -115,8 +115,8 @@ def accept_tree(
     the nodes where a path can end. Raises ValueError: the rule and q do not fit."""
     if (q_STV is not None) != (rule in (Rule.WITH_REPLACEMENT, Rule.WITHOUT_REPLACEMENT)):
         raise ValueError(f"rule {rule!r} and {'no ' if q_STV is None else ''}q do not fit")
-    p_STV = p_STV.to(torch.promote_types(p_STV.dtype, torch.float32))
-    q_STV = None if q_STV is None else q_STV.to(torch.promote_types(q_STV.dtype, torch.float32))
+    p_STV = _wide(p_STV)
+    q_STV = None if q_STV is None else _wide(q_STV)
     p_SV = p_STV[:, 0]  # p and q of the current node, without its rejected children
     q_SV = None if q_STV is None else q_STV[:, 0]
     at_S = torch.zeros(len(p_STV), dtype=torch.int64, device=p_STV.device)
@@ -151,6 +151,10 @@ def accept_tree(
         p_SN=p_SN,
         q_SN=q_SN,
     )
+
+
+def _wide(probs: Tensor) -> Tensor:
+    return probs.to(torch.promote_types(probs.dtype, torch.float32))
 
 
 def _of_tokens(q: Tensor | None, tokens: Tensor, like: Tensor) -> Tensor:

@@ -60,17 +60,19 @@ class VanillaSettings(ChoosingSettings):
 
     @model_validator(mode="after")
     def _lengths_are_valid(self) -> Self:
-        longest = self.gamma_max or max(self.gamma, 1)
-        if self.gamma_min > longest:
+        if self.gamma_min > self.longest:
             what = "draft lengths need 0 <= gamma_min <= gamma_max, gamma_max >= 1 and gamma >= 0, "
-            what += f"not {self.gamma_min}, {longest} and {self.gamma}"
+            what += f"not {self.gamma_min}, {self.longest} and {self.gamma}"
             raise PydanticCustomError("gamma", "{why}", {"why": what})
         return self
 
     @property
+    def longest(self) -> int:
+        return self.gamma_max or max(self.gamma, 1)
+
+    @property
     def offered(self) -> int:
-        longest = self.gamma_max or max(self.gamma, 1)
-        return self.gamma if self.gamma_policy == "fixed" else longest
+        return self.gamma if self.gamma_policy == "fixed" else self.longest
 
     @property
     def chooses(self) -> bool:

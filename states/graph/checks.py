@@ -9,39 +9,26 @@ from ...ops.registry import OpEntry, OpSetting, OpTable, RegistryError
 from ...ops.sampling.settings import Draws, fitting_rules
 from ..yaml.source import GraphError, KeyPath, Problem, ProblemCode, Source, hint, quoted
 from ..yaml.spec import kind_of
+from . import graph as graphs
 from .drafter_settings import DrafterSettings, largest, nodes_for
-from .graph import (
-    CLUSTER_KEYS,
-    LINEAR_KEYS,
-    RENAMED_KEYS,
-    RUN_KEYS,
-    SETTING_BLOCKS,
-    TOP_SETTINGS,
-    BeamBlock,
-    BlendBlock,
-    Call,
-    Graph,
-    OpStep,
-    Program,
-    Sampling,
-    Skeleton,
-)
 from .plugins import named_function
 
 MISSING = object()
-OPTIONAL_BLOCKS = [name for name, field in Graph.model_fields.items() if field.default is None]
+OPTIONAL_BLOCKS = [
+    name for name, field in graphs.Graph.model_fields.items() if field.default is None
+]
 FOLD = "branch.fold_"
 PLAN = "schedule.plan_"
 STEP = "step"
 
-Steps = dict[str, tuple[OpStep, ...]]
+Steps = dict[str, tuple[graphs.OpStep, ...]]
 Targets = dict[str, list[str]]  # state -> states one transition away
 Keys = frozenset[str]  # of the blackboard
 
 
 def checked_program(
-    graph: Graph, source: Source, table: OpTable, given: Keys | None = None
-) -> Program:
+    graph: graphs.Graph, source: Source, table: OpTable, given: Keys | None = None
+) -> graphs.Program:
     """The program of a graph; raises GraphError with the problems of the first stage with any.
     given: initial blackboard keys; by default those of a run, or of a cluster if ops read it."""
     checks = _Checks(graph, source, table)
@@ -55,18 +42,18 @@ def checked_program(
     steps = checks.steps()
     if given is None:
         read = {key for ops in steps.values() for step in ops for key in step.entry.reads}
-        given = CLUSTER_KEYS if "cluster" in read else RUN_KEYS
+        given = graphs.CLUSTER_KEYS if "cluster" in read else graphs.RUN_KEYS
     checks.dataflow(steps, given)
     checks.end_stage()
     checks.progress(steps)
     checks.end_stage()
     guards = {e.when: checks.table.guards[e.when] for e in graph.transitions if e.when is not None}
-    return Program(graph=graph, source=source, steps=steps, guards=guards, given=given)
+    return graphs.Program(graph=graph, source=source, steps=steps, guards=guards, given=given)
 
 
 def with_drafters(
-    program: Program, drafter: DrafterSettings, outline_drafter: DrafterSettings | None
-) -> Program:
+    program: graphs.Program, drafter: DrafterSettings, outline_drafter: DrafterSettings | None
+) -> graphs.Program:
     """The program with these drafter settings; GraphError: too small a pool for their trees."""
     graph = program.graph
     if (drafter, outline_drafter) == (graph.drafter, graph.outline_drafter):
@@ -84,7 +71,7 @@ def with_drafters(
 class _Checks:
     """table: with the functions that the graph names. problems: those of the present stage."""
 
-    def __init__(self, graph: Graph, source: Source, table: OpTable) -> None:
+    def __init__(self, graph: graphs.Graph, source: Source, table: OpTable) -> None:
         self.graph = graph
         self.source = source
         self.problems: list[Problem] = []
@@ -152,7 +139,7 @@ class _Checks:
             code = ProblemCode.NO_OP if kind == "op" else ProblemCode.NO_GUARD
             self.report(at, "; ".join([message, *self.table.faults]), code)
 
-    def _call(self, at: KeyPath, call: Call, entry: OpEntry | None) -> None:
+    def _call(self, at: KeyPath, call: graphs.Call, entry: OpEntry | None) -> None:
         graph = self.graph
         self._known((*at, "op"), "op", call.op, self.table.ops)
         if entry is None:
@@ -179,7 +166,7 @@ class _Checks:
             try:
                 value = self.graph.refer(value[1:])
             except KeyError:
-                blocks = {name: getattr(self.graph, name) for name in SETTING_BLOCKS}
+                blocks = {name: getattr(self.graph, name) for name in graphs.SETTING_BLOCKS}
                 known = [f"${b}.{f}" for b, x in blocks.items() if x for f in type(x).model_fields]
                 message = f"{quoted(value)} names no setting of this graph{hint(value, known)}"
                 self.report(at, message, ProblemCode.NO_REFERENCE)
@@ -285,7 +272,7 @@ class _Checks:
         if self.graph.blend is not None:
             self.report(at, "cached documents (`blend`) allow one drafter only", code, key=True)
 
-    def _skeleton(self, skeleton: Skeleton) -> None:
+    def _skeleton(self, skeleton: graphs.Skeleton) -> None:
         """Documents for branches need the tool Search, and combined parts an op that folds them."""
         if skeleton.documents == "branches" and "Search" not in skeleton.tools:
             message = "branches search for documents, but skeleton.tools has no 'Search'"
@@ -298,7 +285,7 @@ class _Checks:
             message = "blend needs the block `blend`, which says which rows are recomputed"
             self.report(at, message, ProblemCode.NO_FOLD)
 
-    def _blend(self, blend: BlendBlock) -> None:
+    def _blend(self, blend: graphs.BlendBlock) -> None:
         """Check layers and ratios must fit each other and the rest of the graph."""
         layers = ("blend", "check_layers")
         ratios = ("blend", "ratios")
@@ -326,7 +313,7 @@ class _Checks:
             message = f"bottom_right is for one sequence: {needs}"
             self.report(("blend", "mask"), message, ProblemCode.BLEND_MASK)
 
-    def _beam(self, beam: BeamBlock) -> None:
+    def _beam(self, beam: graphs.BeamBlock) -> None:
         """A beam search neither drafts nor draws, its rows must fit, and its ops are its own."""
         graph = self.graph
         if (kind := graph.drafter.kind) != "none":
@@ -335,7 +322,7 @@ class _Checks:
         if graph.skeleton is not None:
             message = "beam search writes one answer: a graph with the block `beam` has no skeleton"
             self.report(("skeleton",), message, ProblemCode.BEAM_ALONE, key=True)
-        for name, default in Sampling.model_validate({}):
+        for name, default in graphs.Sampling.model_validate({}):
             if getattr(graph.sampling, name) != default:
                 message = f"beam search draws no tokens: {name} must be {default}"
                 self.report(("sampling", name), message, ProblemCode.BEAM_ALONE)
@@ -401,7 +388,7 @@ class _Checks:
             values = {s.name: _find_setting(self.graph, call, s.name) for s in entry.settings}
             settings = {k: v for k, v in values.items() if v is not MISSING}
             state = str(at[1])
-            steps[state] += (OpStep(state, entry, settings, self.source.at(at)),)
+            steps[state] += (graphs.OpStep(state, entry, settings, self.source.at(at)),)
         return steps
 
     def dataflow(self, steps: Steps, given: Keys) -> None:
@@ -422,7 +409,7 @@ class _Checks:
                 at = ("states", name, "ops", i)
                 entry = step.entry
                 check_reads(at, entry, keys)
-                unread = possible.difference(entry.reads, entry.declared.drops) & LINEAR_KEYS
+                unread = possible.difference(entry.reads, entry.declared.drops) & graphs.LINEAR_KEYS
                 lost = [key for key in entry.declared.writes if key in unread]
                 for key in lost:
                     message = f"{entry.name!r} writes {key!r} while an earlier one is still unread"
@@ -485,18 +472,18 @@ _KINDS: Mapping[str, tuple[str, Callable[[Any], bool]]] = {
 }
 
 
-def _find_setting(graph: Graph, call: Call, name: str) -> Any:
+def _find_setting(graph: graphs.Graph, call: graphs.Call, name: str) -> Any:
     """A setting's value from `with`, the blocks or the top level of the graph, else MISSING."""
     if name in call.with_:
         value = call.with_[name]
         is_reference = isinstance(value, str) and value.startswith("$")
         return graph.refer(value[1:]) if is_reference else value
-    for block in SETTING_BLOCKS:
+    for block in graphs.SETTING_BLOCKS:
         spec = getattr(graph, block)
-        for key in (name, RENAMED_KEYS.get((block, name), name)):
+        for key in (name, graphs.RENAMED_KEYS.get((block, name), name)):
             if spec is not None and key != "kind" and key in type(spec).model_fields:
                 return getattr(spec, key)
-    return getattr(graph, name) if name in TOP_SETTINGS else MISSING
+    return getattr(graph, name) if name in graphs.TOP_SETTINGS else MISSING
 
 
 def _drafted(drafter: DrafterSettings, active: int, trees: int) -> int:
@@ -524,7 +511,7 @@ def _reach(first: Iterable[str], targets: Targets) -> dict[str, str]:
     return before
 
 
-def _done_already(steps: tuple[OpStep, ...]) -> str:
+def _done_already(steps: tuple[graphs.OpStep, ...]) -> str:
     """Where the last of a state's steps ran before, if its input cannot have changed since."""
     *earlier, last = steps
     for step in reversed(earlier):
@@ -537,5 +524,5 @@ def _done_already(steps: tuple[OpStep, ...]) -> str:
     return ""
 
 
-def _after(step: OpStep, keys: Keys) -> Keys:
+def _after(step: graphs.OpStep, keys: Keys) -> Keys:
     return keys.difference(step.entry.declared.drops).union(step.entry.declared.writes)

@@ -319,7 +319,8 @@ def _put(source: Source, path: KeyPath, value: Any, option: str) -> None:
     for part in map(str, path):
         number = int(part) if part.isascii() and part.isdigit() and len(part) < 7 else None
         is_list = isinstance(node, list)
-        if not (number in range(len(node)) if is_list else isinstance(node, dict)):
+        reaches = number in range(len(node)) if is_list else isinstance(node, dict)
+        if not reaches:
             what = f"a list of {len(node)}" if is_list else f"{quoted(node)}, not a mapping"
             where, here = (".".join(map(str, p)) for p in (path, done))
             raise GraphError([Problem(option, where, f"{here} is {what}", ProblemCode.OPTION)])

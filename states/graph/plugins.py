@@ -26,9 +26,10 @@ OPS_GROUP = "specsot.ops"
 DRAFTERS_GROUP = "specsot.drafters"
 POLICIES_GROUP = "specsot.policies"
 ATTENTION_GROUP = "specsot.attention"
+# The names in the class statements of the attention backends, which need torch to be imported.
 _BACKEND = re.compile(r'^class \w+\([\w., ]+, name="(\w+)"\):', re.M)
-_SOURCES = (Path(__file__).parents[2] / "ops" / "attention").glob("*.py")
-BACKENDS = sorted(name for path in _SOURCES for name in _BACKEND.findall(path.read_text("utf-8")))
+_FOLDER = Path(__file__).parents[2] / "ops" / "attention"
+BACKENDS = sorted(n for file in _FOLDER.glob("*.py") for n in _BACKEND.findall(file.read_text()))
 
 BUILT_IN = {
     "none": "drafter:NoDrafter",

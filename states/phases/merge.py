@@ -57,8 +57,9 @@ def fold_(branches: BranchStateManager, step: StepPlan) -> tuple[Batch, Rows]:
     `merge: attend` the request for one answer alone. There are no rows if this step combines none.
     """
     batch = branches.batch_builder.build_(step)
-    # The rows of the parts are in the batch or in the pool; a preempted branch prefills them again.
-    for branch in () if branches.admission.optimistic else batch.newcomers:
+    if branches.admission.optimistic:  # a preempted branch prefills the parts again
+        return batch, batch.rows
+    for branch in batch.newcomers:  # the rows of the parts are in the batch or in the pool
         if branches.fold is not None:
             branches.fold.forget_(branch.request)
         branch.prompt = replace(branch.prompt, chunks=())

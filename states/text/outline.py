@@ -332,10 +332,10 @@ def _listed(text: str, name: str) -> tuple[Source, str]:
     """A list of points, and its outline in the format `fields`. JSON is read as JSON, because YAML
     has no pairs of surrogates; its values have no places."""
     is_json = name.lower().endswith(".json")
+    data = json.loads(text) if is_json else None
+    source = Source(json.dumps(data) if is_json else text, name, "outline")
     if is_json:
-        text = json.dumps(json.loads(text), ensure_ascii=False)
-    source = Source(text, name, "outline")
-    if is_json:
+        source.data = data
         source.marks = dict.fromkeys(source.marks, Mark(name))
     if not isinstance(source.data, list) or not source.data:
         raise OutlineError(f"{name}:1: neither PLAN, nor DIRECT, nor a list of points")

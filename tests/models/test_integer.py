@@ -1,8 +1,10 @@
 """Products of integers: one model in compiled kernels, in torch and in transformers, bit by bit."""
 
+import subprocess
+import sys
 from ctypes import c_int64
 from pathlib import Path
-from time import sleep
+from time import monotonic, sleep
 
 import numpy as np
 import pytest
@@ -158,7 +160,7 @@ def test_any_number_of_threads_computes_the_same_bits(kind: str, tmp_path: Path)
     assert torch.equal(found[0], found[1]) and torch.equal(found[0], found[2])
 
 
-def test_a_team_gives_every_thread_its_cells_and_ends_together() -> None:
+def test_every_thread_of_a_team_gets_its_cells() -> None:
     team = Team(3)
     seen = []
 
@@ -168,7 +170,50 @@ def test_a_team_gives_every_thread_its_cells_and_ends_together() -> None:
     call_1 = np.zeros(1, np.int64)
     for _ in range(4):
         team.run(note, call_1)
-    while len(seen) < 12:  # in compiled code the last barrier waits
+    deadline = monotonic() + 30  # in compiled code the last barrier waits
+    while len(seen) < 12 and monotonic() < deadline:
         sleep(0.001)
     assert {arguments for arguments, _ in seen} == {call_1.ctypes.data}
     assert sorted(cells for _, cells in seen) == sorted([[0, 3], [1, 3], [2, 3]] * 4)
+
+
+INTERRUPTED = """
+import random, signal, sys
+import torch
+from specsot.models.packed import PackedWeight
+torch.set_num_threads(2)
+torch.manual_seed(0)
+weight = PackedWeight(torch.randn(256, 512), 32)
+x_NI = torch.randn(5, 512)
+expected_NO = weight.product(x_NI)
+signal.signal(signal.SIGALRM, signal.default_int_handler)
+count = 0
+while count < 300:
+    signal.setitimer(signal.ITIMER_REAL, random.uniform(1e-5, 2e-3))
+    try:
+        while True:
+            assert torch.equal(weight.product(x_NI), expected_NO)
+    except KeyboardInterrupt:
+        count += 1
+"""
+FORKED = """
+import os, signal, sys
+import torch
+from specsot.models.packed import PackedWeight
+torch.set_num_threads(2)
+weight = PackedWeight(torch.randn(256, 512), 32)
+x_NI = torch.randn(5, 512)
+expected_NO = weight.product(x_NI)
+if os.fork() == 0:
+    signal.alarm(30)
+    torch.set_num_threads(1)
+    os._exit(0 if torch.equal(weight.product(x_NI), expected_NO) else 1)
+sys.exit(os.waitstatus_to_exitcode(os.wait()[1]))
+"""
+
+
+@compiled
+@pytest.mark.parametrize("program", [INTERRUPTED, FORKED], ids=["interrupted", "forked"])
+def test_a_team_survives(program: str) -> None:
+    done = subprocess.run([sys.executable, "-c", program], timeout=200, capture_output=True)
+    assert done.returncode == 0, done.stderr[-2000:]

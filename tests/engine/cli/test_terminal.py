@@ -111,10 +111,10 @@ def check_view(picture: str, terminal: Terminal, budget: int) -> None:
 
 
 def test_the_live_view(endless: Any, place: Path) -> None:
-    with Terminal(command(endless, "--max-new-tokens", "300"), 100, 30) as terminal:
+    with Terminal(command(endless, "--max-new-tokens", "600"), 100, 30) as terminal:
         seen = [s for s in terminal.screens() if "tok/forward" in s and "Part 5" in s]
         assert terminal.process.wait(PATIENCE) == 0
-    check_view(seen[len(seen) // 2], terminal, 300)
+    check_view(seen[len(seen) // 2], terminal, 600)
     assert any("╭" in s and "▶" in s and "╴" in s for s in seen)
     # A slow machine shows few pictures, and not every move.
     moves = ("verify → schedule", "expand_root → grow_tree", "grow_tree → verify")

@@ -339,7 +339,17 @@ def test_an_engine_that_hangs_is_noticed_recovers_or_is_started_again() -> None:
     asyncio.run(check())
 
 
-def test_a_lost_replica_changes_no_answer() -> None:
+def test_a_lost_replica_changes_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    resumed: list[Any] = []
+    send = tickets.Replica.send
+
+    def noted(self: tickets.Replica, message: Any) -> bool:
+        if isinstance(message, Submit):
+            resumed.append(message.settings.resumed)
+        return send(self, message)
+
+    monkeypatch.setattr(tickets.Replica, "send", noted)
+
     async def check() -> None:
         start = start_of()
         alone = one_engine(start)
@@ -364,6 +374,7 @@ def test_a_lost_replica_changes_no_answer() -> None:
                 await until(lambda: sum(one["state"] == "ready" for one in own.fleet.replicas) == 2)
             assert sum(one["restarts"] for one in own.fleet.replicas) == 2
             assert own.fleet.counts["dflash"]["submitted"] >= 8
+            assert any(resumed), "none continued behind its last token"
 
     asyncio.run(check())
 

@@ -463,7 +463,7 @@ def test_parts_that_are_read_where_they_lie_have_none() -> None:
         asked = Submit("bim_attend_merge", Prompt("r1", BEES, max_new_tokens=4), logprobs=0)
         with pytest.raises(Refusal, match="in place") as told:
             graph.build(asked)
-        assert told.value.args[1] == "logprobs"
+        assert told.value.param == "logprobs"
         plain = asked._replace(settings=RequestSettings(skeleton=False))
         assert graph.build(plain)[1].contexts
         graph.engine.close()

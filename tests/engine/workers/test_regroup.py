@@ -66,6 +66,7 @@ def test_many_regroups_leave_nothing_behind(pair: Together) -> None:
 
 def _held() -> int:
     gc.collect()
+    # The type: objects may be proxies of what is gone, which `isinstance` would ask.
     tensors = [one for one in gc.get_objects() if issubclass(type(one), torch.Tensor)]
     plain = [one for one in tensors if not (one.is_mkldnn or one.is_meta)]
     stores = {one.untyped_storage().data_ptr(): one.untyped_storage().nbytes() for one in plain}
