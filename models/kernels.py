@@ -197,7 +197,7 @@ def inputs_at(address, rows, depth, bits):
 
 
 def bytes_of_inputs(depth: int, bits: int) -> int:
-    """Of a row."""
+    """Of a prepared row."""
     groups = -(-depth // GROUP)
     return groups * (GROUP * max(bits // 8, 1) + 4 * TERMS) + 8
 

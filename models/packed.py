@@ -74,7 +74,7 @@ def team_of(threads: int) -> Team:
 
 
 def compiles(bits: int) -> bool:
-    """Whether there is numba, and the instructions for weights of so many bits."""
+    """Whether numba is installed and the processor can multiply weights of these bits."""
     return bits in SUPPORTED and kernels is not None
 
 

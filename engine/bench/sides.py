@@ -89,7 +89,7 @@ class BranchComparison:
 @dataclass(frozen=True, slots=True)
 class ComparedPrompt:
     """A prompt with its runs, by the sides' letters, and its compared branches, by the letter of
-    the side that is held to another. cpu_share: of a busy loop just before."""
+    the side that is compared. cpu_share: of a busy loop just before."""
 
     prompt: Annotated[Prompt, Field(exclude=True)]
     runs: Mapping[str, SideRun]

@@ -379,7 +379,7 @@ def add_page_routes(
             return []
 
     def run(request: Request) -> Response:
-        """The JSON of a run. As it takes seconds, it is no coroutine: Starlette uses a thread."""
+        """The JSON of a run. It takes seconds: Starlette calls a plain function on a thread."""
         name = request.path_params["name"]
         found = next((saved for saved in shown_runs() if saved.path.name == name), None)
         if found is None:

@@ -216,7 +216,7 @@ class Director:
             worker.send(order)
 
     def drop_lost_(self) -> None:
-        """Take back what groups had that are not present any more."""
+        """Take back the branches of groups that were lost."""
         present = {*self.workers.decoders, *self.workers.writers}
         present |= {worker.single for worker in self.workers.workers}
         old = self._assignments.items()
