@@ -13,36 +13,27 @@ import numpy as np
 import torch
 from numba import carray, cfunc, from_dtype, njit, types
 
+from .attention import GROUP_FIELDS, attend, exp
 from .codes import CEILING, GROUP, INT4_OFFSET, LANES, MAX_CODE, MAX_STEP
 from .tiles import (
+    FAST,
     FLOATS_AT_ONCE,
     MAX_TILE,
+    OPTIONS,
     PANEL,
     SEGMENT,
+    TEAM_FIELDS,
     TERMS,
-    add_one,
+    barrier,
     bits_of,
-    float32_of,
-    float64_of,
-    give_way,
     largest_of_half,
-    number_at,
     pointer,
     quantise_half,
+    share,
     tile,
 )
 
-OPTIONS: Any = {"nogil": True, "error_model": "numpy", "cache": True}
-FAST: Any = {**OPTIONS, "fastmath": {"reassoc", "contract", "nsz"}}
-MAXIMUM: Any = {**OPTIONS, "fastmath": {"reassoc", "nsz", "nnan"}}  # else a loop of `max` is slow
-MASKED = -1e300  # the score of a key that a query does not see
-BLOCK = 8  # keys that are computed or left out together
 LAYER_FIELDS = 19  # see `CompiledLayers._addresses`
-GROUP_FIELDS = 8  # see `CompiledLayers._groups`
-
-# The cells of a team, which every thread has of its own, see `Team`.
-COUNTER, THREAD, THREADS, PASSED, TEAM_FIELDS = range(5)
-TRIES = 20_000  # of a thread that waits for others, before it lets other programs run
 
 
 def fields(names: str) -> Any:
@@ -103,25 +94,6 @@ def quantise(x_I, bits, codes_I, terms_Gt):
             terms_Gt[g, 3] = -8 * upper
             terms_Gt[g, 4] = (INT4_OFFSET * upper) << 16
     return scale
-
-
-@njit(**OPTIONS)
-def share(count, team):
-    """The part of a range that a thread of a team computes."""
-    return count * team[THREAD] // team[THREADS], count * (team[THREAD] + 1) // team[THREADS]
-
-
-@njit(**OPTIONS)
-def barrier(team):
-    """Wait until all threads of a team are here."""
-    if team[THREADS] > 1:
-        team[PASSED] += 1
-        add_one(team[COUNTER])
-        tries = 0
-        while number_at(team[COUNTER]) < team[PASSED] * team[THREADS]:
-            tries += 1
-            if tries > TRIES:
-                give_way()
 
 
 @njit(**OPTIONS)
@@ -236,30 +208,6 @@ def multiply(call, team, out_NO):
     product(inputs, weight, out_NO, add=call.add != 0, team=team)
 
 
-@njit(**OPTIONS)
-def exp(x):
-    """e^x to about 1e-16; x at most 0 or a little more, without overflow checks."""
-    x = max(x, -700.0)
-    n = np.floor(x * 1.4426950408889634 + 0.5)
-    r = x - n * 0.693147180369123816490
-    r = r - n * 1.90821492927058770002e-10
-    p = 1.0 / 6227020800.0
-    p = p * r + 1.0 / 479001600.0
-    p = p * r + 1.0 / 39916800.0
-    p = p * r + 1.0 / 3628800.0
-    p = p * r + 1.0 / 362880.0
-    p = p * r + 1.0 / 40320.0
-    p = p * r + 1.0 / 5040.0
-    p = p * r + 1.0 / 720.0
-    p = p * r + 1.0 / 120.0
-    p = p * r + 1.0 / 24.0
-    p = p * r + 1.0 / 6.0
-    p = p * r + 0.5
-    p = p * r + 1.0
-    p = p * r + 1.0
-    return p * float64_of((np.int64(n) + 1023) << 52)
-
-
 @njit(**FAST)
 def normalise(x_H, weight_H, eps, out_H):
     total = 0.0
@@ -281,16 +229,6 @@ def rotate(x_d, cos_d, sin_d, out_d):
         out_d[i] = upper_d[i] * cos_d[i] + lower_d[i] * sin_d[i]
 
 
-@njit(**FAST)
-def widen(x_d, out_d):
-    """Numbers of a pool as float64; those of two bytes, int16, have the bits of bfloat16."""
-    for i in range(x_d.size):
-        if x_d.itemsize == 2:
-            out_d[i] = float32_of(np.int32(x_d[i]) << 16)
-        else:
-            out_d[i] = x_d[i]
-
-
 @njit(**OPTIONS)
 def store(x_d, out_d):
     """float64 rounded to the numbers of a pool."""
@@ -301,182 +239,9 @@ def store(x_d, out_d):
             out_d[i] = x_d[i]
 
 
-@njit(**FAST)
-def add_product(a_4K, b_KN, inner, columns, out_4N):
-    """Add the product of two matrices over a range of K, of a multiple of four numbers, to the
-    columns of a range. Rows are sliced: numba would test each index of a range for its sign."""
-    first, last = columns
-    out0_N, out1_N = out_4N[0, first:last], out_4N[1, first:last]
-    out2_N, out3_N = out_4N[2, first:last], out_4N[3, first:last]
-    a_K, b_K, c_K, d_K = a_4K[0], a_4K[1], a_4K[2], a_4K[3]
-    for k in range(inner[0], inner[1], 4):
-        w_N, x_N = b_KN[k, first:last], b_KN[k + 1, first:last]
-        y_N, z_N = b_KN[k + 2, first:last], b_KN[k + 3, first:last]
-        a0, a1, a2, a3 = a_K[k], a_K[k + 1], a_K[k + 2], a_K[k + 3]
-        b0, b1, b2, b3 = b_K[k], b_K[k + 1], b_K[k + 2], b_K[k + 3]
-        c0, c1, c2, c3 = c_K[k], c_K[k + 1], c_K[k + 2], c_K[k + 3]
-        d0, d1, d2, d3 = d_K[k], d_K[k + 1], d_K[k + 2], d_K[k + 3]
-        for n in range(out0_N.size):
-            w, x, y, z = w_N[n], x_N[n], y_N[n], z_N[n]
-            out0_N[n] += a0 * w + a1 * x + a2 * y + a3 * z
-            out1_N[n] += b0 * w + b1 * x + b2 * y + b3 * z
-            out2_N[n] += c0 * w + c1 * x + c2 * y + c3 * z
-            out3_N[n] += d0 * w + d1 * x + d2 * y + d3 * z
-
-
-@njit(**OPTIONS)
-def clear(out_4N, columns):
-    for row in range(4):
-        out_N = out_4N[row, columns[0] : columns[1]]
-        for n in range(out_N.size):
-            out_N[n] = 0.0
-
-
-@njit(**MAXIMUM)
-def largest_of(scores_K, largest):
-    for k in range(scores_K.size):
-        largest = max(largest, scores_K[k])
-    return largest
-
-
-@njit(**FAST)
-def exponentials(scores_K, factor, largest):
-    """Replace scores by e^(factor * (score - largest)), masked ones by 0; returns their sum."""
-    total = 0.0
-    for k in range(scores_K.size):
-        e = exp(factor * (scores_K[k] - largest))
-        scores_K[k] = e if scores_K[k] > MASKED else 0.0
-        total += scores_K[k]
-    return total
-
-
-@njit(**OPTIONS)
-def hide(scores_K, mask_K):
-    for k in range(mask_K.size):
-        scores_K[k] = scores_K[k] if mask_K[k] else MASKED
-    scores_K[mask_K.size :] = MASKED
-
-
-@njit(**OPTIONS)
-def visible(mask_qK, queries, low_B, high_B):
-    """For each block of keys the range of queries among which are all that see one of them."""
-    for block in range(low_B.size):
-        low = queries
-        high = 0
-        for q in range(queries):
-            for k in range(BLOCK * block, min(BLOCK * (block + 1), mask_qK.shape[1])):
-                if mask_qK[q, k]:
-                    low = min(low, q)
-                    high = q + 1
-        low_B[block] = low
-        high_B[block] = high
-
-
-@njit(**OPTIONS)
-def ranges_of(low_B, high_B, first, last, ranges_B2):
-    """The ranges of keys whose blocks one of the queries from first to last sees; how many."""
-    count = 0
-    for block in range(low_B.size):
-        if low_B[block] <= last and high_B[block] > first:
-            if count and ranges_B2[count - 1, 1] == block * BLOCK:
-                count -= 1
-            else:
-                ranges_B2[count, 0] = block * BLOCK
-            ranges_B2[count, 1] = (block + 1) * BLOCK
-            count += 1
-    return count
-
-
-@njit(**OPTIONS)
-def attend(q_Nhd, keys_gSd, values_gSd, groups_X, out_NI, team):
-    """Attention of rows over slots of a layer of the pool; groups_X: see `CompiledLayers`. The
-    query heads that share a key head are computed together, four at a time, over the blocks of keys
-    that one of them sees; K and d are rounded up with zeros. A thread has a range of such fours."""
-    kv_heads, _, dim = keys_gSd.shape
-    folded = q_Nhd.shape[1] // kv_heads
-    factor = 1.0 / np.sqrt(np.float64(dim))
-    depth = up(dim, 4)
-    q_4d = np.zeros((4, depth))
-    out_4d = np.empty((4, dim))
-    total_4 = np.empty(4)
-    for x in range(len(groups_X)):
-        rows_at, sequences, queries, count, slots_at, first, stride, mask_at = groups_X[x]
-        mask_GqK = carray(pointer(mask_at, types.uint8), (sequences, queries, count))
-        rows_Gq = carray(pointer(rows_at, types.int64), (sequences, queries))
-        slots_GK = carray(pointer(slots_at, types.int64), (sequences, count))
-        length = up(count, BLOCK)
-        low_B = np.empty(length // BLOCK, np.int64)
-        high_B = np.empty(length // BLOCK, np.int64)
-        ranges_B2 = np.empty((length // BLOCK, 2), np.int64)
-        keys_dK = np.zeros((depth, length))
-        values_Kd = np.zeros((length, dim))
-        scores_4K = np.zeros((4, length))
-        fours = (queries * folded + 3) // 4
-        begin, end = share(sequences * kv_heads * fours, team)
-        seen = -1
-        size = 0
-        for pair in range(begin // fours, (end + fours - 1) // fours):
-            s, h = divmod(pair, kv_heads)
-            if s != seen:
-                own = queries  # a shorter sequence repeats its last row
-                while rows_at and own > 1 and rows_Gq[s, own - 1] == rows_Gq[s, own - 2]:
-                    own -= 1
-                visible(mask_GqK[s], own, low_B, high_B)
-                size = own * folded
-                seen = s
-            start = 4 * max(begin - pair * fours, 0)
-            stop = min(4 * (end - pair * fours), size)
-            if start >= stop:
-                continue
-            for k in range(count):
-                slot = slots_GK[s, k] if slots_at else first + s * stride + k
-                widen(keys_gSd[h, slot], keys_dK[:dim, k])
-                widen(values_gSd[h, slot], values_Kd[k])
-            for r in range(start, stop, 4):
-                some = min(4, stop - r)
-                for i in range(4):
-                    q = min(r + i, size - 1) // folded
-                    row = rows_Gq[s, q] if rows_at else s * queries + q
-                    widen(q_Nhd[row, h * folded + (r + i) % folded], q_4d[i])
-                last = (r + some - 1) // folded
-                ranges = ranges_of(low_B, high_B, r // folded, last=last, ranges_B2=ranges_B2)
-                for place in range(ranges):
-                    keys = (ranges_B2[place, 0], ranges_B2[place, 1])
-                    clear(scores_4K, keys)
-                    add_product(q_4d, keys_dK, (0, depth), columns=keys, out_4N=scores_4K)
-                for i in range(some):
-                    mask_K = mask_GqK[s, (r + i) // folded]
-                    largest = MASKED
-                    for place in range(ranges):
-                        part = slice(ranges_B2[place, 0], ranges_B2[place, 1])
-                        hide(scores_4K[i, part], mask_K[part])
-                        largest = largest_of(scores_4K[i, part], largest)
-                    total_4[i] = 0.0
-                    for place in range(ranges):
-                        part = slice(ranges_B2[place, 0], ranges_B2[place, 1])
-                        total_4[i] += exponentials(scores_4K[i, part], factor, largest)
-                clear(out_4d, (0, dim))
-                for place in range(ranges):
-                    keys = (ranges_B2[place, 0], ranges_B2[place, 1])
-                    add_product(scores_4K, values_Kd, keys, columns=(0, dim), out_4N=out_4d)
-                for i in range(some):
-                    q = (r + i) // folded
-                    row = rows_Gq[s, q] if rows_at else s * queries + q
-                    at = (h * folded + (r + i) % folded) * dim
-                    scale = 1.0 / total_4[i] if total_4[i] > 0.0 else 0.0
-                    for d in range(dim):
-                        out_NI[row, at + d] = out_4d[i, d] * scale
-
-
 @njit(**OPTIONS)
 def doubles(address, shape):
     return carray(pointer(address, types.float64), shape)
-
-
-@njit(**OPTIONS)
-def up(count, step):
-    """The next multiple of a step."""
-    return (count + step - 1) // step * step
 
 
 @njit(**FAST)

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .codes import FULL, codes_of
-from .packed import PackedWeight, Product, integer_product
+from .packed import Memory, PackedWeight, Product, integer_product
 
 SMALL_MODEL = 16_000_000  # weights
 
@@ -85,14 +85,15 @@ def compile_(
     """Let all linear layers of a model multiply by kernels, and free their plain weights but the
     head's. kind: INT8, INT4, or FULL where `can_compile`. borrowed: products of another model's
     weights, by the addresses of these."""
+    memory = Memory()
     for name, layer in model.named_modules():
         if isinstance(layer, Linear):
             weight = layer.weight.detach()
             layer.kernel = (borrowed or {}).get(weight.data_ptr())
             if layer.kernel is None and kind == FULL:
-                layer.kernel = PackedWeight(weight, 8 * weight.itemsize)
+                layer.kernel = PackedWeight(weight, 8 * weight.itemsize, memory)
             elif layer.kernel is None:
-                layer.kernel = integer_product(codes_of(name, weight, kind))
+                layer.kernel = integer_product(codes_of(name, weight, kind), memory)
             if name.rpartition(".")[2] != "lm_head":
                 layer.weight = nn.Parameter(weight.new_empty(0), requires_grad=False)
 

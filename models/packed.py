@@ -78,18 +78,37 @@ def compiles(bits: int) -> bool:
     return bits in SUPPORTED and kernels is not None
 
 
-def pack_numbers(weight_OI: Any) -> Any:
+class Memory:
+    """Memory of a model's weights, in pieces so large that the system gives them large pages."""
+
+    PIECE = 64 << 20
+
+    def __init__(self) -> None:
+        self._free = np.empty(0, np.uint8)
+
+    def take(self, shape: tuple[int, ...]) -> Any:
+        """uint8 numbers that begin at a multiple of a vector's size."""
+        size = int(np.prod(shape))
+        if size + BYTES > self._free.size:
+            self._free = np.empty(max(size + BYTES, self.PIECE), np.uint8)
+        start = -self._free.ctypes.data % BYTES
+        taken = self._free[start : start + size]
+        self._free = self._free[start + size :]
+        return taken.reshape(shape)
+
+
+def pack_numbers(weight_OI: Any, memory: Memory) -> Any:
     """Blocks of float32 [O / 16, I, 16], of bfloat16, as int16, [O / 16, I / 2, 16, 2], or of uint8
     [O / 16, I / 4, 16, 4], 128 above the codes in int8."""
     padded = padded_rows(weight_OI, 0)
     each = 4 // padded.itemsize
     ordered = padded.reshape(-1, LANES, padded.shape[1] // each, each).transpose(0, 2, 1, 3)
-    blocks = aligned((*ordered.shape[:2], LANES * 4))
+    blocks = memory.take((*ordered.shape[:2], LANES * 4))
     blocks.view(padded.dtype).reshape(ordered.shape)[:] = ordered
     return np.bitwise_xor(blocks, 128, out=blocks) if padded.dtype == np.int8 else blocks
 
 
-def pack_int4(codes_OI: Any, steps_OG: Any, offsets_OG: Any) -> Any:
+def pack_int4(codes_OI: Any, steps_OG: Any, offsets_OG: Any, memory: Memory) -> Any:
     """Blocks [O / 16, I / 64, 576] of uint8: two codes in a byte, for each 32 inputs 4 vectors of
     16 outputs; then a step and an offset for each 32 inputs and output."""
     padded = padded_rows(codes_OI, 8)
@@ -104,7 +123,7 @@ def pack_int4(codes_OI: Any, steps_OG: Any, offsets_OG: Any) -> Any:
     pairs = pairs.reshape((blocks, LANES, groups, 2, 2)).transpose((0, 2, 3, 1, 4))
     pairs = pairs.reshape(blocks, groups, -1).view(np.uint8)
     codes = both.shape[-1]
-    packed = aligned((blocks, groups, codes + pairs.shape[-1]))
+    packed = memory.take((blocks, groups, codes + pairs.shape[-1]))
     packed[..., :codes] = both
     packed[..., codes:] = pairs
     return packed
@@ -116,18 +135,10 @@ def padded_rows(codes_OI: Any, zero: int) -> Any:
     return np.pad(codes_OI, ((0, more[0]), (0, more[1])), constant_values=zero)
 
 
-def aligned(shape: tuple[int, ...]) -> Any:
-    """Memory for uint8 numbers that begins at a multiple of a vector's size."""
-    size = int(np.prod(shape))
-    memory = np.empty(size + BYTES, np.uint8)
-    start = -memory.ctypes.data % BYTES
-    return memory[start : start + size].reshape(shape)
-
-
 class PackedWeight:
     """Weights as `kernels` multiplies them: codes, or float32 or bfloat16 [O, I]; their product."""
 
-    def __init__(self, weight: Int8 | Int4 | Tensor, bits: int) -> None:
+    def __init__(self, weight: Int8 | Int4 | Tensor, bits: int, memory: Memory) -> None:
         self._team = team_of(torch.get_num_threads())
         numbers = weight if isinstance(weight, Tensor) else weight.codes_OI
         numbers_OI = (numbers.view(torch.int16) if bits == 16 else numbers).numpy()
@@ -136,9 +147,9 @@ class PackedWeight:
             self.scale_O[:] = weight.scale_O.numpy()
         if isinstance(weight, Int4):
             groups = (weight.steps_OG.numpy(), weight.offsets_OG.numpy())
-            self.blocks = pack_int4(numbers_OI, *groups)
+            self.blocks = pack_int4(numbers_OI, *groups, memory)
         else:
-            self.blocks = pack_numbers(numbers_OI)
+            self.blocks = pack_numbers(numbers_OI, memory)
         # What `kernels.product` takes: addresses of blocks and scales, and a weight's bits.
         self.fields = [self.blocks.ctypes.data, self.scale_O.ctypes.data, bits]
         # bytes of a row, of memory for a product
@@ -167,11 +178,11 @@ class PackedWeight:
 Product = IntegerWeight | PackedWeight
 
 
-def integer_product(codes: Int8 | Int4) -> Product:
+def integer_product(codes: Int8 | Int4, memory: Memory) -> Product:
     """By the compiled kernels where there are any."""
     bits = 8 if isinstance(codes, Int8) else 4
     packs = codes.scale_O.is_cpu and compiles(bits)
-    return PackedWeight(codes, bits) if packs else IntegerWeight(codes)
+    return PackedWeight(codes, bits, memory) if packs else IntegerWeight(codes)
 
 
 def can_compile(device: torch.device, dtype: torch.dtype) -> bool:

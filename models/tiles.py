@@ -4,19 +4,28 @@ They are written in LLVM's language, because numba does not make them: a tile of
 16 outputs, and the codes of a group of inputs. Inputs and weights are passed as addresses. The
 types of numba's functions are its own: mypy does not check this."""
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from llvmlite import ir
-from numba import types
+from numba import njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
 from .codes import BYTES, FOUR, GROUP, LANES, SUPPORTED, UP_FROM
 
+OPTIONS: Any = {"nogil": True, "error_model": "numpy", "cache": True}
+FAST: Any = {**OPTIONS, "fastmath": {"reassoc", "contract", "nsz"}}
 PANEL = 128  # outputs whose sums a tile of rows has before they are scaled
 MAX_TILE = 8  # rows that one pass over a block of weights multiplies
 SEGMENT = 16  # groups of inputs whose sum fits into int32
 TERMS = 5  # numbers of a row's group, see `quantise`
+AHEAD = 16_384  # bytes from a weight that is multiplied to one that is fetched
+FETCHING = {4: 8, 8: 5, 16: 5, 32: 5}  # rows from which on fetching is faster, by a weight's bits
+KEYS = 8  # of a block, whose scores are one vector of float64
+VALUES = 16  # numbers of a value that are added together
+QUERIES = 4  # rows of attention that are computed together
 FLOATS_AT_ONCE = 16  # inputs of a step of products of floats
 
 
@@ -42,6 +51,7 @@ HALF = ir.VectorType(ir.DoubleType(), GROUP // 2)  # of a group of inputs
 HALVES = ir.VectorType(BFloat16(), 2 * LANES)
 FLOATS = ir.VectorType(ir.FloatType(), LANES)
 DOUBLES = ir.VectorType(ir.DoubleType(), LANES)
+EIGHT = ir.VectorType(ir.DoubleType(), KEYS)
 
 
 def instructions(result: Any, *kinds: Any) -> Any:
@@ -95,6 +105,15 @@ class TileWriter:
         pointer = self.builder.inttoptr(address, kind.as_pointer())
         return self.builder.load(pointer, align=BYTES if kind in (VECTOR, FLOATS) else 1)
 
+    def weights(self, address: Any, kind: Any = VECTOR) -> Any:
+        """A vector of weights; meanwhile later ones are read into the cache, if there are enough
+        rows to compute."""
+        if len(self.rows) >= FETCHING[self.bits]:
+            later = self.builder.inttoptr(self.add(address, AHEAD), INT8.as_pointer())
+            options = [ir.Constant(INT32, number) for number in (0, 2, 1)]  # a read; L2; of data
+            call(self.builder, "prefetch.p0", later, *options, result=ir.VoidType())
+        return self.load(address, kind)
+
     def spread(self, address: Any, kind: Any = VECTOR) -> Any:
         """The four bytes at an address, in all lanes."""
         undefined = ir.Constant(kind, ir.Undefined)
@@ -109,7 +128,7 @@ class TileWriter:
         """The sums of a group of inputs."""
         sums = [self.spread(self.add(term, 4)) for term in terms]
         for four in range(GROUP // FOUR):
-            weights = self.load(self.add(block, four * BYTES))
+            weights = self.weights(self.add(block, four * BYTES))
             for row in self.rows:
                 inputs = self.spread(self.add(codes[row], four * FOUR))
                 sums[row] = self.call("x86.avx512.vpdpbusd.512", sums[row], weights, inputs)
@@ -123,7 +142,7 @@ class TileWriter:
         for half in range(2):
             sums = [self.spread(self.add(term, 4 + 8 * half)) for term in terms]
             for four in range(4):
-                both = self.load(self.add(block, (4 * half + four) * BYTES))
+                both = self.weights(self.add(block, (4 * half + four) * BYTES))
                 parts = (both, builder.lshr(both, self.all_lanes(4)))
                 for place, part in enumerate(parts):
                     weights = builder.and_(part, mask)
@@ -147,7 +166,7 @@ class TileWriter:
         sums = list(sums)
         kind = FLOATS if self.bits == 32 else VECTOR
         for number in range(FLOATS_AT_ONCE * self.bits // 32):
-            weights = self.load(self.add(block, number * BYTES), kind)
+            weights = self.weights(self.add(block, number * BYTES), kind)
             for row in self.rows:
                 value = self.spread(self.add(inputs[row], 4 * number), kind)
                 at = row + number % 2 * len(self.rows)
@@ -162,52 +181,56 @@ class TileWriter:
         """A loop over the groups, and the sums in memory."""
         builder = self.builder
         inputs, stride, terms, width, block, groups, sums = arguments
-        before = builder.block
-        loop = builder.append_basic_block("groups")
-        after = builder.append_basic_block("done")
         numbers = [ir.Constant(INT64, row) for row in self.rows]
         input_rows = [builder.add(inputs, builder.mul(stride, row)) for row in numbers]
         term_rows = [builder.add(terms, builder.mul(width, row)) for row in numbers]
-        builder.branch(loop)
-        builder.position_at_end(loop)
-        group = builder.phi(INT64)
-        group.add_incoming(ir.Constant(INT64, 0), before)
         floats = self.bits >= 16
-        kind = FLOATS if floats else VECTOR
+        zero = ir.Constant(FLOATS if floats else VECTOR, [0] * LANES)
         count = len(self.rows) * (2 if floats else 1)
-        totals = [builder.phi(kind) for _ in range(count)]
-
-        def placed(start: Any, size: int) -> Any:
-            return builder.add(start, builder.mul(group, ir.Constant(INT64, size)))
-
+        totals = [cgutils.alloca_once_value(builder, zero) for _ in range(count)]
         step = FLOATS_AT_ONCE * self.bits // 8 if floats else GROUP
-        input_at = [placed(start, step) for start in input_rows]
-        term_at = [placed(start, 4 * TERMS) for start in term_rows]
         size = step * LANES if self.bits > 4 else step * LANES // 2 + BYTES
-        block_at = placed(block, size)
-        if floats:
-            following = self.floats(input_at, block_at, totals)
-        else:
-            of_group = self.eight_bits if self.bits == 8 else self.four_bits
-            sums_of_group = of_group(input_at, term_at, block_at)
-            scaled = map(builder.mul, sums_of_group, [self.spread(step) for step in term_at])
-            following = [builder.add(*pair) for pair in zip(totals, scaled, strict=True)]
-        for total, value in zip(totals, following, strict=True):
-            total.add_incoming(ir.Constant(kind, [0] * LANES), before)
-            total.add_incoming(value, loop)
-        next_group = self.add(group, 1)
-        group.add_incoming(next_group, loop)
-        builder.cbranch(builder.icmp_signed("<", next_group, groups), loop, after)
-        builder.position_at_end(after)
+        with cgutils.for_range(builder, groups) as loop:
+
+            def placed(start: Any, size: int) -> Any:
+                return builder.add(start, builder.mul(loop.index, ir.Constant(INT64, size)))
+
+            input_at = [placed(start, step) for start in input_rows]
+            block_at = placed(block, size)
+            before = [builder.load(total) for total in totals]
+            if floats:
+                following = self.floats(input_at, block_at, before)
+            else:
+                term_at = [placed(start, 4 * TERMS) for start in term_rows]
+                of_group = self.eight_bits if self.bits == 8 else self.four_bits
+                sums_of_group = of_group(input_at, term_at, block_at)
+                scaled = map(builder.mul, sums_of_group, [self.spread(step) for step in term_at])
+                following = [builder.add(*pair) for pair in zip(before, scaled, strict=True)]
+            for total, value in zip(totals, following, strict=True):
+                builder.store(value, total)
+        after = [builder.load(total) for total in totals]
         for row in self.rows:
             address = self.add(sums, row * PANEL * 8)
             if floats:
-                total = builder.fadd(following[row], following[row + len(self.rows)])
+                total = builder.fadd(after[row], after[row + len(self.rows)])
                 total = builder.fpext(total, DOUBLES)
             else:
-                total = builder.sitofp(following[row], DOUBLES)
+                total = builder.sitofp(after[row], DOUBLES)
             total = builder.fadd(total, self.load(address, DOUBLES))
             builder.store(total, builder.inttoptr(address, DOUBLES.as_pointer()), align=8)
+
+
+def choose(builder: Any, number: Any, writers: dict[int, Callable[[], None]]) -> None:
+    """Instructions for some values of a number."""
+    end = builder.append_basic_block("end")
+    switch = builder.switch(number, end)
+    for value, write in writers.items():
+        case = builder.append_basic_block(f"case_{value}")
+        switch.add_case(ir.Constant(INT64, value), case)
+        builder.position_at_end(case)
+        write()
+        builder.branch(end)
+    builder.position_at_end(end)
 
 
 @instructions(types.void, types.intp, types.intp, types.UniTuple(types.intp, 7))
@@ -215,17 +238,112 @@ def tile(builder: Any, rows: Any, bits: Any, places: Any) -> None:
     """Multiply 1 to MAX_TILE rows of inputs by one block of weights. places: the arguments of
     `TileWriter.write`: inputs, bytes of a row of them, terms, bytes of a row of them, block, number
     of groups, sums."""
-    end = builder.append_basic_block("end")
+    arguments = cgutils.unpack_tuple(builder, places)
     kind = builder.add(builder.mul(bits, ir.Constant(INT64, 2 * MAX_TILE)), rows)
-    switch = builder.switch(kind, end)
-    for width in sorted(SUPPORTED):  # no weights of other bits are packed here
-        for number in range(1, MAX_TILE + 1):
-            case = builder.append_basic_block(f"bits_{width}_rows_{number}")
-            switch.add_case(ir.Constant(INT64, width * 2 * MAX_TILE + number), case)
-            builder.position_at_end(case)
-            TileWriter(builder, number, width).write(cgutils.unpack_tuple(builder, places))
-            builder.branch(end)
-    builder.position_at_end(end)
+    writers = {
+        width * 2 * MAX_TILE + number: partial(TileWriter(builder, number, width).write, arguments)
+        for width in sorted(SUPPORTED)  # no weights of other bits are packed here
+        for number in range(1, MAX_TILE + 1)
+    }
+    choose(builder, kind, writers)
+
+
+def at(builder: Any, address: Any, kind: Any, *steps: tuple[Any, int]) -> Any:
+    """A pointer to a vector of numbers; a step: how often, times how many bytes."""
+    for count, size in steps:
+        address = builder.add(address, builder.mul(count, ir.Constant(INT64, size)))
+    return builder.inttoptr(address, kind.as_pointer())
+
+
+def transposed(builder: Any, rows: Any, depth: Any, out: Any, element: Any) -> None:
+    """Numbers [8, depth] of a pool, each row at an address of its own, to float64 [depth, 8]."""
+    kind = ir.VectorType(element, KEYS)
+    size = 2 if element == INT16 else 4 if element == FLOATS.element else 8
+    orders = ([0, 8, 1, 9, 2, 10, 3, 11], [4, 12, 5, 13, 6, 14, 7, 15])
+    orders_2 = [ir.Constant(ir.VectorType(INT32, KEYS), order) for order in orders]
+    with cgutils.for_range(builder, builder.udiv(depth, ir.Constant(INT64, KEYS))) as loop:
+        places = [at(builder, row, kind, (loop.index, KEYS * size)) for row in rows]
+        lines = [builder.load(place, align=size) for place in places]
+        for _ in range(3):  # each time one bit of a number's row and one of its column are swapped
+            pairs = list(zip(lines[: KEYS // 2], lines[KEYS // 2 :], strict=True))
+            lines = [builder.shuffle_vector(*pair, order) for pair in pairs for order in orders_2]
+        for column, line in enumerate(lines):
+            if element == INT16:  # the bits of bfloat16
+                line = builder.zext(line, ir.VectorType(INT32, KEYS))
+                line = builder.shl(line, ir.Constant(line.type, [16] * KEYS))
+                line = builder.bitcast(line, ir.VectorType(FLOATS.element, KEYS))
+            if element != DOUBLES.element:
+                line = builder.fpext(line, EIGHT)
+            place = builder.add(out, ir.Constant(INT64, column * BYTES))
+            builder.store(line, at(builder, place, EIGHT, (loop.index, KEYS * BYTES)), align=8)
+
+
+@instructions(types.void, types.intp, types.UniTuple(types.intp, 8), types.intp, types.intp)
+def transpose(builder: Any, size: Any, rows: Any, depth: Any, out: Any) -> None:
+    """`transposed`, of numbers of 2, 4 or 8 bytes."""
+    addresses = cgutils.unpack_tuple(builder, rows)
+    elements = {2: INT16, 4: FLOATS.element, 8: DOUBLES.element}
+    writers = {
+        number: partial(transposed, builder, addresses, depth, out, element)
+        for number, element in elements.items()
+    }
+    choose(builder, size, writers)
+
+
+def spread_double(builder: Any, place: Any) -> Any:
+    """The number at a pointer, in all lanes."""
+    undefined = ir.Constant(EIGHT, ir.Undefined)
+    lane = builder.insert_element(undefined, builder.load(place), ir.Constant(INT32, 0))
+    zeros = ir.Constant(ir.VectorType(INT32, KEYS), [0] * KEYS)
+    return builder.shuffle_vector(lane, undefined, zeros)
+
+
+def multiplied(builder: Any, rows: int, places: list[Any], *, vectors: int, adds: bool) -> None:
+    """Rows of `left` [rows, depth] by `right` [depth, 8 * vectors] in float64, with one order of
+    additions for any number of rows. places: left, bytes of a row of it, right, bytes of a row of
+    it, depth, out, bytes of a row of it. adds: the sums begin with what is in out."""
+    left, left_size, right, right_size, depth, out, out_size = places
+    double = EIGHT.element
+    totals = {}
+    for row in range(rows):
+        start = builder.add(out, builder.mul(out_size, ir.Constant(INT64, row)))
+        for vector in range(vectors):
+            place = builder.add(start, ir.Constant(INT64, vector * BYTES))
+            place = at(builder, place, EIGHT)
+            first = builder.load(place, align=8) if adds else ir.Constant(EIGHT, [0.0] * KEYS)
+            totals[row, vector] = (place, cgutils.alloca_once_value(builder, first))
+    with cgutils.for_range(builder, depth) as loop:
+        start = builder.add(right, builder.mul(right_size, loop.index))
+        starts = [builder.add(start, ir.Constant(INT64, v * BYTES)) for v in range(vectors)]
+        factors = [builder.load(at(builder, place, EIGHT), align=8) for place in starts]
+        for row in range(rows):
+            line = builder.add(left, builder.mul(left_size, ir.Constant(INT64, row)))
+            number = spread_double(builder, at(builder, line, double, (loop.index, 8)))
+            for vector, factor in enumerate(factors):
+                total = totals[row, vector][1]
+                summed = call(builder, "fma.v8f64", number, factor, builder.load(total))
+                builder.store(summed, total)
+    for place, total in totals.values():
+        builder.store(builder.load(total), place, align=8)
+
+
+def multiplier(vectors: int, adds: bool) -> Any:
+    """`multiplied`, as a function of numba of 1 to QUERIES rows."""
+
+    @instructions(types.void, types.intp, types.UniTuple(types.intp, 7))
+    def multiply(builder: Any, rows: Any, places: Any) -> None:
+        arguments = cgutils.unpack_tuple(builder, places)
+        writers = {
+            number: partial(multiplied, builder, number, arguments, vectors=vectors, adds=adds)
+            for number in range(1, QUERIES + 1)
+        }
+        choose(builder, rows, writers)
+
+    return multiply
+
+
+score_keys = multiplier(vectors=1, adds=False)
+add_values = multiplier(vectors=VALUES // KEYS, adds=True)
 
 
 @intrinsic
@@ -292,3 +410,27 @@ def quantise_half(builder: Any, numbers: Any, inverse: Any, codes: Any) -> Any:
     place = builder.inttoptr(codes, narrow.as_pointer())
     builder.store(builder.trunc(codes_h, narrow), place, align=1)
     return call(builder, f"vector.reduce.add.v{HALF.count}i32", codes_h, result=INT32)
+
+
+# The cells of a team, which every thread has of its own, see `Team`.
+COUNTER, THREAD, THREADS, PASSED, TEAM_FIELDS = range(5)
+TRIES = 20_000  # of a thread that waits for others, before it lets other programs run
+
+
+@njit(**OPTIONS)
+def share(count, team):
+    """The part of a range that a thread of a team computes."""
+    return count * team[THREAD] // team[THREADS], count * (team[THREAD] + 1) // team[THREADS]
+
+
+@njit(**OPTIONS)
+def barrier(team):
+    """Wait until all threads of a team are here."""
+    if team[THREADS] > 1:
+        team[PASSED] += 1
+        add_one(team[COUNTER])
+        tries = 0
+        while number_at(team[COUNTER]) < team[PASSED] * team[THREADS]:
+            tries += 1
+            if tries > TRIES:
+                give_way()

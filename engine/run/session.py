@@ -203,6 +203,9 @@ class Session:
         skeleton = graph.skeleton
         models = self.models
         target = models.target
+        if getattr(target, "compiled", None) is not None:
+            # Threads of torch spin after a kernel of torch, on cores of the team's threads.
+            torch.set_num_threads(1)
         drafter = models.drafter if graph.drafter.has_model else None
         kv, kv_draft, kv_outline, kv_prefix = run_pools(self.program, models, self.outline_drafter)
         sizes = (target.max_positions, target.vocab_size)

@@ -19,7 +19,7 @@ from specsot.models.decoder import Decoder
 from specsot.models.integer import IntegerWeight, as_reference
 from specsot.models.linear import Linear
 from specsot.models.load.weights import load_target
-from specsot.models.packed import PackedWeight, Team, compiles, integer_product
+from specsot.models.packed import Memory, PackedWeight, Team, compiles, integer_product
 
 CPU = torch.device("cpu")
 IDS = list(range(3, 40))
@@ -78,7 +78,7 @@ def test_a_row_has_the_same_product_among_any_rows(
     sums_NO = integers_NI @ codes.integers().double().t()
     expected_NO = sums_NO * (scale_N1 * codes.scale_O.double())
     for compiled in (True, False):
-        weight = integer_product(codes) if compiled else IntegerWeight(codes)
+        weight = integer_product(codes, Memory()) if compiled else IntegerWeight(codes)
         all_NO = weight.product(x_NI)
         assert torch.allclose(all_NO, expected_NO, rtol=1e-14)
         for rows in (1, 2, 3, 7, 8, 15):
@@ -98,7 +98,7 @@ def test_a_row_has_the_same_product_of_floats_among_any_rows(
         pytest.skip("no numba, or no such instructions")
     weight_OI = torch.randn(shape).to(dtype)
     x_NI = torch.randn(21, shape[1], dtype=torch.float64)
-    weight = PackedWeight(weight_OI, bits)
+    weight = PackedWeight(weight_OI, bits, Memory())
     all_NO = weight.product(x_NI)
     expected_NO = x_NI.to(dtype).double() @ weight_OI.double().t()
     assert torch.allclose(all_NO, expected_NO, rtol=1e-4, atol=1e-4)
@@ -114,7 +114,7 @@ def test_the_largest_numbers_do_not_overflow(form: type[Int8 | Int4]) -> None:
     x_NI = torch.ones(2, 4096, dtype=torch.float64)
     for compiled in (True, False):
         codes = form.of(weight_OI)
-        weight = integer_product(codes) if compiled else IntegerWeight(codes)
+        weight = integer_product(codes, Memory()) if compiled else IntegerWeight(codes)
         out_NO = weight.product(x_NI)
         assert torch.allclose(out_NO, torch.tensor(4096.0, dtype=torch.float64), rtol=0.02)
 
@@ -180,10 +180,10 @@ def test_every_thread_of_a_team_gets_its_cells() -> None:
 INTERRUPTED = """
 import random, signal, sys
 import torch
-from specsot.models.packed import PackedWeight
+from specsot.models.packed import Memory, PackedWeight
 torch.set_num_threads(2)
 torch.manual_seed(0)
-weight = PackedWeight(torch.randn(256, 512), 32)
+weight = PackedWeight(torch.randn(256, 512), 32, Memory())
 x_NI = torch.randn(5, 512)
 expected_NO = weight.product(x_NI)
 signal.signal(signal.SIGALRM, signal.default_int_handler)
@@ -199,9 +199,9 @@ while count < 300:
 FORKED = """
 import os, signal, sys
 import torch
-from specsot.models.packed import PackedWeight
+from specsot.models.packed import Memory, PackedWeight
 torch.set_num_threads(2)
-weight = PackedWeight(torch.randn(256, 512), 32)
+weight = PackedWeight(torch.randn(256, 512), 32, Memory())
 x_NI = torch.randn(5, 512)
 expected_NO = weight.product(x_NI)
 if os.fork() == 0:
