@@ -123,8 +123,9 @@ def ranges_of(low_B, high_B, first, last, ranges_B2):
 
 
 @njit(**OPTIONS)
-def unfold(keys_Sd, values_Sd, slots_K, blocks, keys_Bd8, values_Kd):
+def unfold(pools, slots_K, blocks, keys_Bd8, values_Kd):
     """Write keys and values of slots as float64, blocks of keys transposed."""
+    keys_Sd, values_Sd = pools
     dim = keys_Sd.shape[1]
     whole = dim // KEYS * KEYS
     size = keys_Sd.itemsize
@@ -135,7 +136,7 @@ def unfold(keys_Sd, values_Sd, slots_K, blocks, keys_Bd8, values_Kd):
         c, d = keys_Sd[slots_8[2]].ctypes.data, keys_Sd[slots_8[3]].ctypes.data
         e, f = keys_Sd[slots_8[4]].ctypes.data, keys_Sd[slots_8[5]].ctypes.data
         g, h = keys_Sd[slots_8[6]].ctypes.data, keys_Sd[slots_8[7]].ctypes.data
-        transpose(size, (a, b, c, d, e, f, g, h), whole, k_d8.ctypes.data)
+        transpose(size, (a, b, c, d, e, f, g, h, whole, k_d8.ctypes.data))
         for k in range(KEYS):
             if whole < dim:
                 widen(keys_Sd[slots_8[k], whole:], k_d8[whole:dim, k])
@@ -190,9 +191,11 @@ def attend(q_Nhd, keys_gSd, values_gSd, groups_X, out_NI, team):
             if start >= stop:
                 continue
             last = (stop - 1) // folded
-            for place in range(ranges_of(low_B, high_B, start // folded, last, ranges_B2)):
+            ranges = ranges_of(low_B, high_B, start // folded, last=last, ranges_B2=ranges_B2)
+            for place in range(ranges):
                 blocks = (ranges_B2[place, 0] // KEYS, ranges_B2[place, 1] // KEYS)
-                unfold(keys_gSd[h], values_gSd[h], slots_K, blocks, keys_Bd8, values_Kd)
+                pools = (keys_gSd[h], values_gSd[h])
+                unfold(pools, slots_K, blocks, keys_Bd8=keys_Bd8, values_Kd=values_Kd)
             for r in range(start, stop, QUERIES):
                 some = min(QUERIES, stop - r)
                 for i in range(some):

@@ -40,12 +40,13 @@ def fields(names: str) -> Any:
     return np.dtype([(name, np.int64) for name in names.split()])
 
 
-# Addresses and sizes. mixed: the input of the first layer's attention, if it mixes; tapped: the
-# rows before layers; work: memory for `bytes_of_inputs`, and for the rows between products.
+# Addresses and sizes. mixed: the input of the first layer's attention, if it mixes; cos, sin: of
+# all positions; tapped: the rows before layers; work: memory for `bytes_of_inputs`, and for the
+# rows between products.
 MULTIPLY = fields("blocks scale bits rows depth outputs x out work add")
 NAMES = (
-    "layers num_layers hidden heads kv_heads head_dim inner x rows mixed mixed_width cos sin slots"
-    " pool pool_slots groups num_groups taps num_taps tapped work"
+    "layers num_layers hidden heads kv_heads head_dim inner x rows mixed mixed_width cos sin"
+    " positions slots pool pool_slots groups num_groups taps num_taps tapped work"
 )
 RUN_LAYERS = np.dtype([("eps", np.float64), *fields(NAMES).descr])
 NUMBERS = {  # int16 has the bits of bfloat16
@@ -269,8 +270,7 @@ def run_layers(call, team, kv_LtgSd):
     x_NH = doubles(call.x, (rows, hidden))
     mixed_NW = doubles(call.mixed, (rows, call.mixed_width))
     layers_LA = carray(pointer(call.layers, types.int64), (call.num_layers, LAYER_FIELDS))
-    cos_Nd = doubles(call.cos, (rows, dim))
-    sin_Nd = doubles(call.sin, (rows, dim))
+    positions_N = carray(pointer(call.positions, types.int64), (rows,))
     slots_N = carray(pointer(call.slots, types.int64), (rows,))
     groups_X = carray(pointer(call.groups, types.int64), (call.num_groups, GROUP_FIELDS))
     taps_T = carray(pointer(call.taps, types.int64), (call.num_taps,))
@@ -307,11 +307,14 @@ def run_layers(call, team, kv_LtgSd):
             if own[5]:
                 which = 8 * dim if h >= heads else 0
                 normalise(head_d, doubles(own[5] + which, (dim,)), call.eps, head_d)
+            angles = 8 * dim * positions_N[n]
+            cos_d = doubles(call.cos + angles, (dim,))
+            sin_d = doubles(call.sin + angles, (dim,))
             if h < heads:
-                rotate(head_d, cos_Nd[n], sin_Nd[n], q_Nhd[n, h])
+                rotate(head_d, cos_d, sin_d, q_Nhd[n, h])
             else:
                 slot = slots_N[n]
-                rotate(head_d, cos_Nd[n], sin_Nd[n], turned_d)
+                rotate(head_d, cos_d, sin_d, turned_d)
                 store(turned_d, keys_gSd[h - heads, slot])
                 at = h * dim + kv_width
                 store(qkv_NI[n, at : at + dim], values_gSd[h - heads, slot])

@@ -330,6 +330,7 @@ class CompiledLayers:
         layer = model.stack[0]
         self._narrow = model.narrows[model.kinds[0]]
         self._model = model
+        self._angles: Angles = (torch.empty(0), torch.empty(0))  # of all positions so far
         self._team = team_of(torch.get_num_threads())
         self._call_1 = np.zeros(1, kernels.RUN_LAYERS)  # with the fields of the model
         self._call_1["layers"] = self._layers_LA.ctypes.data
@@ -397,12 +398,16 @@ class CompiledLayers:
         """Rows through all layers -> the rows at each tap before the last, in order, and after the
         last layer. positions, slots: of the rows, int64 of any shape. mixed_NW: the input of the
         first layer's attention, if it mixes."""
-        positions_N = positions.reshape(-1)
+        positions_N = positions.reshape(-1).contiguous()
         rows = x_NH.shape[0]
         inner = [tap for tap in taps if tap < len(self._layers_LA)]
         tapped_TNH = torch.empty(len(inner), *x_NH.shape, dtype=torch.float64)
         groups_X, masks = self._groups(attention, positions_N)
-        cos_N1d, sin_N1d = (angles.double() for angles in self._model.angles(positions_N))
+        angles = self._angles
+        last = int(positions_N.max()) if rows else 0
+        if last >= angles[0].shape[0]:
+            cos_P1d, sin_P1d = self._model.angles(torch.arange(2 << last.bit_length()))
+            angles = self._angles = (cos_P1d.double(), sin_P1d.double())
         wide_NH = x_NH.to(torch.float64, copy=True)
         mixed_NW = wide_NH[:0] if mixed_NW is None else mixed_NW.double().contiguous()
         slots_N = slots.reshape(-1).contiguous()
@@ -413,8 +418,9 @@ class CompiledLayers:
         call["rows"] = rows
         call["mixed"] = mixed_NW.data_ptr()
         call["mixed_width"] = mixed_NW.shape[1]
-        call["cos"] = cos_N1d.data_ptr()
-        call["sin"] = sin_N1d.data_ptr()
+        call["cos"] = angles[0].data_ptr()
+        call["sin"] = angles[1].data_ptr()
+        call["positions"] = positions_N.data_ptr()
         call["slots"] = slots_N.data_ptr()
         call["pool"] = kv.data.data_ptr()
         call["pool_slots"] = kv.data.shape[3]

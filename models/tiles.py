@@ -255,7 +255,7 @@ def at(builder: Any, address: Any, kind: Any, *steps: tuple[Any, int]) -> Any:
     return builder.inttoptr(address, kind.as_pointer())
 
 
-def transposed(builder: Any, rows: Any, depth: Any, out: Any, element: Any) -> None:
+def transposed(builder: Any, element: Any, rows: Any, depth: Any, out: Any) -> None:
     """Numbers [8, depth] of a pool, each row at an address of its own, to float64 [depth, 8]."""
     kind = ir.VectorType(element, KEYS)
     size = 2 if element == INT16 else 4 if element == FLOATS.element else 8
@@ -278,13 +278,13 @@ def transposed(builder: Any, rows: Any, depth: Any, out: Any, element: Any) -> N
             builder.store(line, at(builder, place, EIGHT, (loop.index, KEYS * BYTES)), align=8)
 
 
-@instructions(types.void, types.intp, types.UniTuple(types.intp, 8), types.intp, types.intp)
-def transpose(builder: Any, size: Any, rows: Any, depth: Any, out: Any) -> None:
-    """`transposed`, of numbers of 2, 4 or 8 bytes."""
-    addresses = cgutils.unpack_tuple(builder, rows)
+@instructions(types.void, types.intp, types.UniTuple(types.intp, 10))
+def transpose(builder: Any, size: Any, places: Any) -> None:
+    """`transposed`, of numbers of 2, 4 or 8 bytes. places: eight rows, depth, out."""
+    *rows, depth, out = cgutils.unpack_tuple(builder, places)
     elements = {2: INT16, 4: FLOATS.element, 8: DOUBLES.element}
     writers = {
-        number: partial(transposed, builder, addresses, depth, out, element)
+        number: partial(transposed, builder, element, rows=rows, depth=depth, out=out)
         for number, element in elements.items()
     }
     choose(builder, size, writers)
@@ -321,8 +321,8 @@ def multiplied(builder: Any, rows: int, places: list[Any], *, vectors: int, adds
             number = spread_double(builder, at(builder, line, double, (loop.index, 8)))
             for vector, factor in enumerate(factors):
                 total = totals[row, vector][1]
-                summed = call(builder, "fma.v8f64", number, factor, builder.load(total))
-                builder.store(summed, total)
+                numbers = (number, factor, builder.load(total))
+                builder.store(call(builder, "fma.v8f64", *numbers), total)
     for place, total in totals.values():
         builder.store(builder.load(total), place, align=8)
 
