@@ -21,7 +21,7 @@ from ..states.graph.drafter_settings import DrafterSettings
 from ..states.graph.graph import Program
 from ..states.graph.plugins import drafter_class
 from ..states.yaml.source import GraphError, ProblemCode
-from .limits import free_memory
+from .limits import free_memory, return_memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,10 @@ def load_models(
     prepare_(target, weights, place, packed)
     target.known_tokens = max(*tokenizer.get_vocab().values(), *stops) + 1
     models = Models(target, None, tokenizer, stops, device=place, dtype=torch_dtype)
-    return models if drafter_dir is None else with_drafter(models, drafter_dir, kind)
+    if drafter_dir is not None:
+        models = with_drafter(models, drafter_dir, kind)
+    return_memory()
+    return models
 
 
 def prepare_(target: Decoder, weights: str, place: torch.device, packed: bool = True) -> None:

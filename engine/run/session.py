@@ -347,7 +347,12 @@ def prompt_book(graph: Graph, models: Models) -> PromptBook:
     if skeleton.format not in ("auto", template.format):
         message = f"its outlines are {template.format!r}, the graph says {skeleton.format!r}"
         raise GraphError([Problem(template.name, "template.format", message, ProblemCode.TEXTS)])
-    return book(share=skeleton.share, max_branches=skeleton.max_branches, tools=skeleton.tools)
+    return book(
+        share=skeleton.share,
+        part=skeleton.part,
+        max_branches=skeleton.max_branches,
+        tools=skeleton.tools,
+    )
 
 
 def perform(

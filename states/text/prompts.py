@@ -16,7 +16,7 @@ from itertools import zip_longest
 from operator import attrgetter
 from pathlib import Path
 from string import Formatter
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import Field
 
@@ -51,12 +51,13 @@ OF_A_BRANCH = frozenset({"id", "title", "length", "deps"})
 SLOTS = {
     "plain": ("question", ""),
     "skeleton": ("question", "max_branches tools"),
-    "outline.branch": ("", "id deps title length plan"),
-    "prompt.branch": ("question", "id deps title length plan"),
+    "outline.branch": ("", "id deps title length plan size"),
+    "prompt.branch": ("question", "id deps title length plan size"),
     "prompt.direct": ("question", ""),
     "dependency": ("text", "id"),
     "plan_line": ("title", "id"),
     "document": ("text", "title"),
+    **dict.fromkeys(("sizes.short", "sizes.paragraph", "sizes.free"), ("", "length")),
     **dict.fromkeys(("turns.system", "turns.user", "turns.assistant"), ("text", "")),
     **dict.fromkeys(("outline.direct", "combine", "document_gap", "turns.generation"), ("", "")),
 }
@@ -67,6 +68,17 @@ class TurnPair(Spec):
 
     branch: Text
     direct: Text
+
+
+class Sizes(Spec):
+    """What `{size}` is in the turn of a part, by the size that a graph asks for."""
+
+    short: Text
+    paragraph: Text
+    free: Text
+
+
+PartSize = Literal["short", "paragraph", "free"]
 
 
 class Turns(Spec):
@@ -106,12 +118,28 @@ class Template(Spec):
     skeleton: Text
     outline: TurnPair
     prompt: TurnPair
+    sizes: Sizes | None = None
     dependency: Text
     plan_line: Text
     combine: Text = "Combine the parts."
     document: Text = "Document: {text}"
     document_gap: Text = "\n"
     turns: Turns | None = None
+
+    def sized(self, part: PartSize) -> Self:
+        """With the words for parts of this size in their turns; GraphError if it has none."""
+        if self.sizes is None and part == "paragraph":
+            return self
+        if self.sizes is None:
+            message = f"it has no 'sizes', the graph says {part!r}"
+            raise GraphError([Problem(self.name, "template.sizes", message, ProblemCode.TEXTS)])
+        words = getattr(self.sizes, part)
+        changed: dict[str, Any] = {"sizes": None}
+        for name in ("outline", "prompt"):
+            pair = getattr(self, name)
+            branch = pair.branch.replace("{size}", words)
+            changed[name] = pair.model_copy(update={"branch": branch})
+        return self.model_copy(update=changed)
 
 
 def pieces(text: str) -> list[Piece]:
@@ -162,7 +190,7 @@ def _wrong_slots(template: Template, source: Source) -> Iterator[Problem]:
         where = tuple(name.split("."))
         needed = must.split()
         known = [*needed, *may.split()]
-        if where[0] == "turns" and template.turns is None:
+        if where[0] in ("turns", "sizes") and getattr(template, where[0]) is None:
             continue
         try:
             slots = _slots(attrgetter(name)(template))
@@ -185,6 +213,9 @@ def _wrong_texts(template: Template, source: Source) -> Iterator[Problem]:
         absent += [] if {"id", "title"} & {*slots} else ["{id} or {title}"]
         for slot in absent:
             message = f"the slot {slot} is missing"
+            yield source.problem((name, "branch"), message, ProblemCode.SLOTS)
+        if ("size" in slots) != (template.sizes is not None):
+            message = "the slot {size} and 'sizes' need each other"
             yield source.problem((name, "branch"), message, ProblemCode.SLOTS)
     for at, example in enumerate(template.examples):
         if example.part > len(example.titles):
@@ -307,7 +338,7 @@ NOTHING = PromptTokens()
 class PromptBook:
     """The prompts of a run: one template, one tokenizer.
 
-    share: what the branches of a request share, the outline or the prompt.
+    share: what the branches of a request share, the outline or the prompt. part: size of a part.
     stop_ids: tokens that end a turn, besides those of tokenizer and template; then all of them.
     past, rules: turns before every question, and text before the first of them.
     Raises GraphError: the model's chat format and the template do not go together."""
@@ -321,9 +352,11 @@ class PromptBook:
         *,
         max_branches: int = 8,
         tools: Sequence[str] = (),
+        part: PartSize = "paragraph",
         past: Sequence[PastTurn] = (),
         rules: str = "",
     ) -> None:
+        template = template.sized(part)
         self.share: Share = share
         self.form: OutlineFormat = template.format
         settings: Any = {"max_branches": max_branches, "tools": tools}

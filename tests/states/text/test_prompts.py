@@ -14,7 +14,15 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 from transformers import PreTrainedTokenizerFast
 
 from specsot.states.text.outline import Outline, Point, parse_outline
-from specsot.states.text.prompts import SHIPPED, PromptBook, Share, Template, load_template, pieces
+from specsot.states.text.prompts import (
+    SHIPPED,
+    PartSize,
+    PromptBook,
+    Share,
+    Template,
+    load_template,
+    pieces,
+)
 from specsot.states.text.tokens import MAX_CHARACTERS, PromptError, PromptTokens, check_question
 from specsot.states.yaml.source import GraphError
 
@@ -248,6 +256,19 @@ def test_limits_are_told_to_the_model() -> None:
     assert "at most 5 parts" in tail and "there are: Search, Map." in tail
 
 
+def test_a_part_is_asked_for_in_its_size() -> None:
+    def asked(template: str, part: PartSize) -> str:
+        prompts = PromptBook(tokenizer_of("chatml"), load_template(template), part=part)
+        common, own = prompts.branch(OUTLINE.points[0], OUTLINE, ())
+        return shown(common + own)
+
+    assert "Write one or two sentences, only about: How rain forms" in asked("list", "short")
+    assert "Write one short paragraph, only about: How rain" in asked("list", "paragraph")
+    assert "in about 60 tokens." in asked("instruct", "paragraph")
+    assert "in one or two sentences." in asked("instruct", "short")
+    assert asked("embedded", "short") == asked("embedded", "free")
+
+
 def test_stop_ids() -> None:
     assert PromptBook(
         tokenizer_of("chatml"), load_template("embedded"), "outline", [0, 2]
@@ -400,7 +421,9 @@ def test_a_template_of_ones_own(tmp_path: Path) -> None:
         ('plain: "{question}"', 'plain: "{question:>9}"', "is not a slot"),
         ('plain: "{question}"', 'plain: "{question.x}"', "is not a slot"),
         ('plain: "{question}"', 'plain: "{}"', "is not a slot"),
-        ('{title}{deps}"\n  direct: "Answer', '{titel}{deps}"\n  direct: "Answer', "mean 'title'"),
+        ("{title}{deps}{size}", "{titel}{deps}{size}", "mean 'title'"),
+        ("{deps}{size}", "{deps}", "the slot {size} and 'sizes' need each other"),
+        ('short: ""', 'short: "{id}"', "sizes.short: no slot {id} here"),
         ("says: {text}", "says", "dependency: the slot {text} is missing"),
         ("Combine the parts", "All of {title}", "combine: no slot {title} here"),
         ('skeleton: "{question}', 'skeleton: "Q: {question}', "so nothing is shared"),
