@@ -38,8 +38,7 @@ class DecodedText:
 
 @dataclass(slots=True)
 class Finding:
-    """One branch's tokens: the target's own, numeric ties, the grammar's choice, or wrong; first:
-    the first wrong one."""
+    """A branch's tokens: the target's, ties, the grammar's, wrong; first: the first wrong one."""
 
     name: str
     tokens: int = 0

@@ -102,8 +102,6 @@ def certify(
     return certify_command(tuple(graphs or ()), options, quick=quick, out=out, every=every)
 
 
-# -- without a model ------------------------------------------------------------------------------
-
 POLICIES = "fcfs,max_throughput,sot_priority"
 ARRIVALS = "poisson:RATE or bursts:RATE:SIZE a second, or a file of JSON lines."
 POOL = "Whose scheduler and pool: a path or a shipped name, layout bim."

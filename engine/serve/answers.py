@@ -213,8 +213,7 @@ class Answers:
                 task.cancel()
 
     async def whole(self, request: Request) -> dict[str, Any]:
-        """The complete answer; raises ApiError, also when the client disconnects,
-        WorkerGoneError."""
+        """The complete answer; raises WorkerGoneError, ApiError (also when the client leaves)."""
         try:
             async for _ in self._messages(request):
                 pass
@@ -384,8 +383,7 @@ def failure(ended: Ended) -> ApiError | None:
 
 
 class ResponseAnswer:
-    """An answer of the chat in the shape of OpenAI's Responses API; the events of its stream carry
-    the response as far as it has come."""
+    """An answer of the chat as OpenAI's Responses API has it; its events carry all so far."""
 
     def __init__(self, fields: ResponseRequest, answers: Answers) -> None:
         self._answers = answers

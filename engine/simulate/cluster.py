@@ -71,11 +71,10 @@ class ClusterJob:
 
 
 class SimulatedWorker(Simulation):
-    """One worker, or a group of workers (`members`) that write outlines together.
-
-    number: among the workers, or among the groups. group: of a worker. in_step: busy, a group also
-    with the regroup after a step. owed: the group has just stepped, so the worker steps next.
-    worked: busy seconds."""
+    """One worker, or a group of workers (`members`) that write outlines together. number: among the
+    workers, or among the groups. group: of a worker. in_step: busy, a group also with the regroup
+    after a step. owed: the group has just stepped, so the worker steps next. worked: busy
+    seconds."""
 
     number = 0
     members: Sequence["SimulatedWorker"] = ()

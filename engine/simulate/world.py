@@ -31,12 +31,10 @@ from .costs import StepCost
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """One request.
-
-    at: seconds from the start. prompt: tokens of its prompt; the first `shared` of them are those
-    of all requests with this `stem`. outline: tokens that it writes before its parts, 0 without an
-    outline. texts: tokens of each part, or of its one answer. budget: tokens that it asks for, of
-    each text; 0 leaves that to the graph."""
+    """One request. at: seconds from the start. prompt: tokens of its prompt; the first `shared` of
+    them are those of all requests with this `stem`. outline: tokens that it writes before its
+    parts, 0 without an outline. texts: tokens of each part, or of its one answer. budget: tokens
+    that it asks for, of each text; 0 leaves that to the graph."""
 
     at: float
     prompt: int
@@ -191,11 +189,10 @@ class Live:
 
 
 class Simulation:
-    """One graph's scheduler on arrivals that come in the order of time.
-
-    now: seconds on the simulated clock. busy: processor seconds in the scheduler. started, ended:
-    requests whose first token, or whose answer, is of the last step. Raises UsageError: the graph
-    cannot be simulated."""
+    """One graph's scheduler on arrivals that come in the order of time. now: seconds on the
+    simulated clock. busy: processor seconds in the scheduler. started, ended: requests whose first
+    token, or whose answer, is of the last step. Raises UsageError: the graph cannot be
+    simulated."""
 
     def __init__(self, graph: Graph, cost: StepCost, policy: str, seed: int | str = 0) -> None:
         if graph.layout.kind != "bim" or graph.beam is not None:

@@ -110,10 +110,8 @@ def place_branches(
     capacity: Mapping[Worker, int] | None = None,
 ) -> list[Worker | None]:
     """A worker for each branch: the longest first, each to the worker that is free first, the first
-    one of equals; None where all are full.
-
-    lengths: expected tokens of each branch. waits: see `candidates`. capacity: branches that each
-    worker can take; None for any number."""
+    one of equals; None where all are full. lengths: expected tokens of each branch. waits: see
+    `candidates`. capacity: branches that each worker can take; None for any number."""
     workers = [*waits]
     free = [len(lengths) if capacity is None else capacity[worker] for worker in workers]
     heap = [(waits[one], place) for place, one in enumerate(workers) if free[place] > 0]

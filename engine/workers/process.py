@@ -415,8 +415,7 @@ class EngineProcess:
         pipe.send(protocol.Ready(facts))
 
     def serve(self) -> None:
-        """Make steps of every engine that has requests; send pictures and counts when they are
-        due."""
+        """Make steps of every engine that has requests; send pictures and counts in time."""
         Thread(target=self._listen, name="specsot-listen", daemon=True).start()
         graphs = self._graphs.values()
         report_time = 0.0
@@ -470,8 +469,7 @@ class EngineProcess:
 
 
 class WorkerProcess:
-    """A worker's process: it serves one connection after another. The models of a run stay
-    loaded."""
+    """A worker's process: serves one connection after another, with the models of a run loaded."""
 
     loop: WorkerLoop | None = None
 
