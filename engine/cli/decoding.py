@@ -164,9 +164,8 @@ def simulate(
     results = {}
     if cluster is None:
         for name in names:
-            policy = world.Simulation(program.graph, cost, name, seed)
-            come = world.arrivals(arrivals, requests, work, seed)
-            results[name] = command.served_by(policy, come)
+            one = world.Simulation(program.graph, cost, name, seed)
+            results[name] = command.served_by(one, world.arrivals(arrivals, requests, work, seed))
         lines = command.described(results, command.POLICIES, command.POLICY_COST)
         show_result(as_json, lines, policies=results)
         return

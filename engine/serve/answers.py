@@ -1,5 +1,4 @@
-"""Answers of requests, whole or streamed: their text, their token scores, and their shapes in the
-chat, in text completions and in responses."""
+"""Answers, whole or streamed: text, token scores, shapes in chat, completions and responses."""
 
 import asyncio
 import json
@@ -345,8 +344,7 @@ class Answers:
         return {"prompt_tokens": prompt, "completion_tokens": written, "total_tokens": total}
 
     def _totals(self) -> dict[str, Any]:
-        """Tokens of all choices, outlines included, and how the drafts of a single choice fared,
-        in the words that vLLM and AIPerf have for it."""
+        """Tokens of all choices with outlines, and the drafts of a single one as vLLM has them."""
         ends = self._ends
         usage = Counter[str]()
         for end in ends:

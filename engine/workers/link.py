@@ -45,9 +45,8 @@ class WorkerHost(Protocol):
     raises ClusterError; `end` asks it to end; `reap` makes sure that it has."""
 
     first: Start | Load
+    pid: int | None
 
-    @property
-    def pid(self) -> int | None: ...
     async def start(self) -> Pipe: ...
     def end(self) -> None: ...
     async def reap(self) -> None: ...
@@ -67,14 +66,11 @@ class ProcessHost:
 
     def __init__(self, first: Start) -> None:
         self.first: Start | Load = first
+        self.pid: int | None = None
         self._process: subprocess.Popen[Any] | None = None
         # A child inherits the priority of the thread that starts it, and others lower theirs.
         self._starter = ThreadPoolExecutor(1)
         self._starter.submit(os.getpid).result()
-
-    @property
-    def pid(self) -> int | None:
-        return None if self._process is None else self._process.pid
 
     async def start(self) -> Pipe:
         ours, theirs = socket.socketpair()
@@ -87,6 +83,7 @@ class ProcessHost:
             start_new_session=True,
         )
         self._process = await asyncio.get_running_loop().run_in_executor(self._starter, start)
+        self.pid = self._process.pid
         theirs.close()
         return await asyncio.open_connection(sock=ours, limit=MAX_LINE_BYTES)
 

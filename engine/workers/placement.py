@@ -88,8 +88,7 @@ class PrefixIndex:
 
 
 def route(prompt: int, holders: Holders, loads: Loads) -> int:
-    """The worker that would have read a prompt of `prompt` tokens first, among the holders of its
-    beginning and the worker with the least work."""
+    """The worker that reads a prompt first, of its beginning's holders and the least loaded one."""
     unread = dict.fromkeys(loads.least(1), prompt)
     unread |= dict.fromkeys(holders.workers, max(prompt - holders.tokens, 1))
     ratio = TOKENS_READ_PER_WRITTEN

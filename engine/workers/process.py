@@ -72,8 +72,7 @@ class StopTexts:
 @dataclass(slots=True)
 class ScoreRows:
     """Log-probabilities of tokens, each branch after its own context. top: alternatives per token;
-    -1: no scores. echo: score the prompt's tokens too. silent: do not score what is written. rows:
-    of `Wrote.scores`, those that were not sent."""
+    -1: no scores. echo: score the prompt too. silent: not what is written. rows: unsent ones."""
 
     engine: Engine
     top: int
@@ -277,8 +276,7 @@ class ServedGraph(WorkerEngine):
             self.send(protocol.Refused(message.id, message_of(error), param))
 
     def build(self, message: protocol.Submit) -> tuple[Prompt, RequestSettings, int]:
-        """Prompt and settings of a request, and the number of its prompt's tokens. Raises Refusal,
-        PromptError: the request cannot run."""
+        """Prompt, settings and number of prompt tokens. Raises Refusal, PromptError."""
         limit = message.prompt.max_new_tokens
         prompt = replace(
             message.prompt,

@@ -42,9 +42,8 @@ class Start(NamedTuple):
 
 class Submit(NamedTuple):
     """A request. Its id is the prompt's key; the seed as of `specsot run --seed`. raw: the prompt's
-    text is tokenized without a template. sampling: differences from the graph's `SamplingRules`.
-    stop: texts that end the answer. logprobs: number of alternatives per token, -1 for no scores;
-    echo: score the prompt as well."""
+    text is tokenized without a template. sampling: differences from the graph's. stop: texts that
+    end the answer. logprobs: alternatives per token, -1: no scores; echo: score the prompt too."""
 
     graph: Text
     prompt: Prompt
@@ -237,8 +236,7 @@ class CountWork(NamedTuple):
 
 
 class Grouped(NamedTuple):
-    """The process group is formed. error: why not, or why a collective of it failed since; then its
-    work is dropped until there is another group."""
+    """The process group is formed. error: why not, or why a collective of it has failed since."""
 
     number: int
     error: str = ""

@@ -334,9 +334,8 @@ def ray_workers(
     counted: bool = False,
 ) -> Iterator[WorkerSource]:
     """Workers on the block's cluster, which this process becomes a driver of. Raises ClusterError.
-    first: message of worker number i with part p of the weights. Those of a `Load` may have been
-    there before, and be used again. parts: of the weights. detached: they outlive this driver.
-    counted: they are all reserved before the first starts."""
+    first: message of worker i with part p of the weights. Those of a `Load` may be there before,
+    and be used again. detached: they outlive this driver. counted: all are reserved first."""
     listener = WorkerListener(block.interface)
 
     def host(number: int, part: int) -> RayHost:

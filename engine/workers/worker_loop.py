@@ -59,10 +59,9 @@ def parts_of(job: Job, block: ClusterBlock) -> int:
 
 def load_message(job: Job, block: ClusterBlock, number: int, part: int) -> protocol.Load:
     """The first message to a worker, which gets a device by its number. part: of `parts_of`."""
-    names = [name for name in SESSION if name not in ("outline", "sets")]
-    options = {name: asdict(job.options)[name] for name in names} | block.device_of(number)
-    given = job.options
-    options |= {"no_nan_check": given.no_nan_check, "profile": None, "graph": given.graph}
+    names = [name for name in SESSION if name not in ("outline", "sets", "profile")]
+    given = asdict(job.options) | block.device_of(number)
+    options = {name: given[name] for name in (*names, "no_nan_check", "graph")}
     graph = graph_yaml(job.program.graph)
     return protocol.Load(graph, options, block.together == 1, (part, parts_of(job, block)))
 
