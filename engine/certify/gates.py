@@ -94,7 +94,7 @@ ROWS_OFF = {"float32": 1e-3, "float64": 1e-9, "bfloat16": 0.05, "float16": 0.01}
 
 @dataclass
 class Rig:
-    """Runs of one graph, and what was seen after every phase; worst: of the drafter's rows."""
+    """Runs of one graph, and what was seen after every phase; worst: the largest `off_by`."""
 
     bench: Bench
     runs: int = 0

@@ -88,13 +88,13 @@ def _hold_generated(side: Side, request: Request, tally: TeacherTally, repeat: R
         tally.hold_branch(branch, context, repeat)
         if before == (len(tally.wrong), tally.ties):  # one forward and many do not agree
             pairs = enumerate(zip(branch.tokens, text, strict=False), 1)
-            places = (f"{b} at {at}, the answer has {a}" for at, (a, b) in pairs if a != b)
-            unlike = next(places, f"{len(text)} tokens, the answer has {len(branch.tokens)}")
+            unequal = (f"{b} at {at}, the answer has {a}" for at, (a, b) in pairs if a != b)
+            unlike = next(unequal, f"{len(text)} tokens, the answer has {len(branch.tokens)}")
             tally.wrong.append(f"{branch.name}: `generate` writes {unlike}")
 
 
 def sampled_checks(bench: Bench) -> Iterator[Check]:
-    """The graph against its twin, and that against transformers: as it samples, filtered, at 1."""
+    """The graph against its twin, the twin against transformers: own sampling, filtered, heat 1."""
     heat = bench.graph.sampling.temperature or 1.0
     seeds = bench.extent.seeds
     own = (*MATCH, f"sampling.temperature={heat}")

@@ -33,7 +33,7 @@ def list_models(cache: Path | None = CACHE, as_json: bool = JSON) -> None:
     cached = {model.name: model for model in model_cache.models()}
     rows: list[dict[str, Any]] = []
     for name in dict.fromkeys((*KNOWN, *cached)):
-        row: Any = {"name": name, "bytes": 0, "state": "not here yet", "path": None, "doc": ""}
+        row = {"name": name, "bytes": 0, "state": "not here yet", "path": None, "doc": ""}
         if (entry := KNOWN.get(name)) is not None:
             row |= {"bytes": entry.bytes, "doc": entry.doc}
         if (here := cached.get(name)) is not None:
@@ -42,9 +42,8 @@ def list_models(cache: Path | None = CACHE, as_json: bool = JSON) -> None:
     for name, path in shipped().items():
         size = sum(file.stat().st_size for file in path.iterdir())
         doc = f"drafter of {name.partition('/')[0]}"
-        rows.append(
-            {"name": name, "bytes": size, "state": "shipped", "path": str(path), "doc": doc}
-        )
+        row = {"name": name, "bytes": size, "state": "shipped", "path": str(path), "doc": doc}
+        rows.append(row)
     lines = aligned((r["name"], _size(r["bytes"]), r["state"], r["doc"]) for r in rows)
     folder = str(model_cache.folder)
     show_result(as_json, [*lines, f"in {folder}"], folder=folder, models=rows)

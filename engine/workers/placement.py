@@ -88,7 +88,7 @@ class PrefixIndex:
 
 
 def route(prompt: int, holders: Holders, loads: Loads) -> int:
-    """The worker that reads a prompt first, of its beginning's holders and the least loaded one."""
+    """The worker that reads `prompt` tokens first: one with the beginning, or the least loaded."""
     unread = dict.fromkeys(loads.least(1), prompt)
     unread |= dict.fromkeys(holders.workers, max(prompt - holders.tokens, 1))
     ratio = TOKENS_READ_PER_WRITTEN

@@ -145,9 +145,8 @@ class ServedRequest(OpenRequest):
             plain = len(answer.sections) == 1 and not answer.outline_finish
             if plain and self._tokens_to_stop is not None:
                 usage["answer"] = self._tokens_to_stop
-            whole = ready.finish in ("stop", "length") and not (
-                self._order.raw or self.message.stop
-            )
+            verbatim = self._order.raw or self.message.stop
+            whole = ready.finish in ("stop", "length") and not verbatim
             yield protocol.Ended(
                 self.message.id,
                 answer.text if whole else self._text,

@@ -277,14 +277,12 @@ class WorkCounts(NamedTuple):
 
 
 Request = Submit | Encode
-NumberedOrder = FormGroup | Regroup | CountWork
+Order = FormGroup | Regroup | CountWork
 NumberedReply = Grouped | Regrouped | WorkCounts
 Output = Committed | BranchEnded
 Answer = Admitted | Refused | Wrote | Ended | Encoded
 State = Ready | Heartbeat | Failed | Counts | Picture | NumberedReply | Output
-Message = (
-    Start | Load | SnapshotRequest | Cancel | Request | Assign | NumberedOrder | Answer | State
-)
+Message = Start | Load | SnapshotRequest | Cancel | Request | Assign | Order | Answer | State
 KINDS: dict[str, type[Any]] = {kind.__name__: kind for kind in Message.__args__}
 _adapter: Any = cache(TypeAdapter)
 

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from ..errors import ClusterError
 from ..prepare.options import ClusterBlock
 from .link import HangLimits, Membership, WorkerLink, WorkerSource
-from .protocol import FormGroup, Grouped, Message, NumberedOrder, NumberedReply, Output
+from .protocol import FormGroup, Grouped, Message, NumberedReply, Order, Output
 from .worker_loop import open_store, ranks_of_groups
 
 MAX_FAILURES = 3  # workers in a row that are lost before they were in a group
@@ -25,7 +25,7 @@ Reply = TypeVar("Reply")
 
 @dataclass(eq=False)
 class RunWorker(WorkerLink):
-    """A worker until it is lost. part: of the weights. proven: was in a group. single: of one."""
+    """A worker until it is lost. part: of the weights. proven: was in a group. single: its own."""
 
     part: int = 0
     proven: bool = False
@@ -186,7 +186,7 @@ class WorkerGroups(Membership[RunWorker]):
         self._changed.clear()
 
     def collect_(
-        self, kind: type[Reply], orders: Mapping[RunWorker, NumberedOrder]
+        self, kind: type[Reply], orders: Mapping[RunWorker, Order]
     ) -> dict[RunWorker, Reply]:
         """The replies to orders, without those of workers that are lost meanwhile."""
         self._expected = {(kind, order.number) for order in orders.values()}
