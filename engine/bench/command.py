@@ -31,15 +31,12 @@ EXACT = 0.01  # of one that only what is computed decides
 def compare_command(
     sides: Sequence[str], options: RunOptions, out: Path | None = None, vary: Sequence[str] = ()
 ) -> int:
-    """Measure sides, each GRAPH or GRAPH@SET,SET..., or one of them at every point of a grid, once
-    for each prompt."""
+    """Measure sides, or one at all points of a grid, once per prompt. sides: GRAPH[@SET,...]."""
     if not (vary or 2 <= len(sides) <= MOST_GRAPHS):
         raise UsageError(f"compare takes from 2 to {MOST_GRAPHS} graphs, not {len(sides)}")
     values: Any = {"vary": grid_of(vary)} if vary else {}
-    name = "sweep" if vary else "compare"
-    experiment = experiments.experiment_of_sides(
-        name, sides, repeats=1, figures=experiments.COMPARED, **values
-    )
+    values |= {"repeats": 1, "figures": experiments.COMPARED}
+    experiment = experiments.experiment_of_sides("sweep" if vary else "compare", sides, **values)
     prepared = experiments.prepare_experiment(experiment, options)
     return _report(prepared, options, BenchOptions(out=out))
 

@@ -50,8 +50,7 @@ SAVED = TypeAdapter(ComparedPrompt)
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Complete or up to an interruption; rounds: those that every side has answered. setup:
-    everything that the figures depend on."""
+    """Complete or interrupted; rounds: those of all sides; setup: what figures depend on."""
 
     status: Status
     sides: Sequence[Side]
@@ -162,9 +161,6 @@ def _begun(files: RunFolder, setup: dict[str, Any]) -> dict[str, Any]:
         reason = f"holds a comparison with other {', '.join(unlike)}: name another folder"
         raise UsageError(f"{files.path}: {reason}")
     return {**setup, "command": saved.get("command", setup["command"])}
-
-
-# -- the result --------------------------------------------------------------------------------
 
 
 def measure(prepared: Prepared, files: RunFolder | None = None) -> dict[str, Any]:

@@ -359,16 +359,15 @@ def _placed(
 ) -> Problem:
     """A problem of a side at its place in the experiment's file, or with the side's name."""
     option = problem.file.removeprefix("--set ")
-    is_option = option != problem.file
     if source is not None:
         places: dict[str, Place] = {s: ("set", p) for s, p in _common_sets(experiment).items()}
         places |= dict.fromkeys(entry.sets, entry.at[""])
         places |= {f"{path}={value}": entry.at[path] for path, value in entry.varied.items()}
-        if not is_option or option not in places:
+        if option not in places:
             return problem
         words = f"{entry.side}: {problem.where}: {problem.message}"
         return source.problem(places[option], words, problem.code)
-    if is_option and option in entry.sets:
+    if option in entry.sets:
         return replace(problem, file=f"{entry.graph}@{option}")
     return replace(problem, file=f"{entry.name}: {problem.file}") if entry.sets else problem
 
@@ -419,7 +418,7 @@ class Figure:
     """of: part and whole in one run. kind: of the rounds' quotients the median, the same with the
     lowest and highest, the largest; the quotient of the sums; the share of answers that are the
     reference's; what a probe has found. paired: quotients are the reference's / the own one.
-    better: 1, -1, or 0 for neither. timed: by clocks."""
+    better: 1, -1, or 0 for neither. timed: by clocks. own: peers do not count this."""
 
     kind: Literal["median", "range", "largest", "sums", "same", "probe"]
     of: "Measured" = lambda run: (0, 0)
@@ -427,6 +426,7 @@ class Figure:
     form: str = ".2f"
     timed: bool = False
     paired: bool = False
+    own: bool = False
 
     def measure(self, runs: "Runs", reference: "Runs", prompts: Sequence[int]) -> Estimate | None:
         """Of finished rounds; None if it means nothing. prompts: the number of each round's."""
@@ -436,7 +436,8 @@ class Figure:
         groups: list[int] = []
         pairs: list[tuple[tuple[float, float], tuple[float, float]]] = []
         for run, other, group in zip(runs, reference, prompts, strict=True):
-            if run.problems or (self.paired and other.problems):
+            unknown = self.own and not run.meter.rows
+            if unknown or run.problems or (self.paired and other.problems):
                 continue
             one = self.of(run)
             two = self.of(other) if self.paired else (1.0, 1.0)
@@ -474,14 +475,8 @@ def _kv(name: str) -> Figure:
     return Figure("largest", lambda run: (run.kv.get(name, 0) / MB, float(bool(run.kv))), -1)
 
 
-def _counter(name: str, better: int = -1) -> Figure:
-    """A counter of `Meter`."""
-    return Figure("median", lambda run: (getattr(run.meter, name), 1), better, ".0f")
-
-
-def _ours(figure: Figure) -> Figure:
-    """The figure of our own engine only: peers do not count this."""
-    return replace(figure, of=lambda run: figure.of(run) if run.meter.rows else (0.0, 0.0))
+def _counter(name: str, better: int = -1, *, own: bool = False) -> Figure:
+    return Figure("median", lambda run: (getattr(run.meter, name), 1), better, ".0f", own=own)
 
 
 def _overhead(run: "SideRun") -> tuple[float, float]:
@@ -506,15 +501,17 @@ FIGURES: Mapping[str, Figure] = {
     "ms_to_first_token": Figure("median", _milliseconds("first_token"), -1, ".0f", timed=True),
     "ms_to_last_token": Figure("median", _milliseconds("last_token"), -1, ".0f", timed=True),
     "ms_per_round": Figure("sums", lambda r: (_per_token(r)[0], r.meter.forwards), -1, timed=True),
-    "overhead_share": _ours(Figure("sums", _overhead, -1, ".3f", timed=True)),
-    "host_reads_per_round": _ours(Figure("sums", lambda r: (r.host_reads, r.meter.forwards), -1)),
+    "overhead_share": Figure("sums", _overhead, -1, ".3f", timed=True, own=True),
+    "host_reads_per_round": Figure(
+        "sums", lambda r: (r.host_reads, r.meter.forwards), -1, own=True
+    ),
     "tokens": _counter("tokens", better=0),
     "target_forwards": _counter("forwards"),
-    "rows": _ours(_counter("rows")),
-    "rows_empty": _ours(_counter("padding")),
-    "drafter_forwards": _ours(_counter("draft_forwards")),
-    "drafter_rows": _ours(_counter("draft_rows")),
-    "drafter_rows_empty": _ours(_counter("draft_padding")),
+    "rows": _counter("rows", own=True),
+    "rows_empty": _counter("padding", own=True),
+    "drafter_forwards": _counter("draft_forwards", own=True),
+    "drafter_rows": _counter("draft_rows", own=True),
+    "drafter_rows_empty": _counter("draft_padding", own=True),
     "padding_waste": Figure("sums", lambda r: (r.meter.padding, r.meter.rows), -1, ".3f"),
     "kv_held_mb": _kv("held"),
     "kv_moved_mb": _kv("moved"),

@@ -158,9 +158,6 @@ def measured_words(result: Mapping[str, Any]) -> list[str]:
     ]
 
 
-# -- pictures ----------------------------------------------------------------------------------
-
-
 SIZE = (6.4, 3.8)  # inches
 MANY = 6  # lines with a legend next to the picture
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000", "#999933")

@@ -27,8 +27,7 @@ if TYPE_CHECKING:
 
 
 def certificate(job: Job, options: RunOptions, quick: bool) -> dict[str, Any]:
-    """The JSON document of one graph (docs/cli.md); raises UsageError, ModelError, GraphError,
-    PromptError."""
+    """A graph's document (docs/cli.md); raises UsageError, ModelError, GraphError, PromptError."""
     name = job.program.graph.name
     with working(f"{name}: loading models ...") as tell:
         bench = bench_of(job, quick, lambda text: tell(f"{name}: {text}"))

@@ -94,8 +94,7 @@ ROWS_OFF = {"float32": 1e-3, "float64": 1e-9, "bfloat16": 0.05, "float16": 0.01}
 
 @dataclass
 class Rig:
-    """Runs of one graph, and what was seen after every phase; worst: how far the drafter's rows are
-    off, as a share of the largest number in them."""
+    """Runs of one graph, and what was seen after every phase; worst: the largest `off_by`."""
 
     bench: Bench
     runs: int = 0
@@ -143,9 +142,8 @@ class Rig:
         """Run a trial, checked after each phase; raises RuntimeError if it does not end."""
         bench = self.bench
         greedy = () if bench.graph.beam is not None else ("sampling.temperature=0",)
-        sets = (*greedy, *trial.sets)
         tokens = bench.extent.gate_tokens
-        job = bench.changed(*sets, tokens=tokens, dtype=trial.dtype or bench.dtype)
+        job = bench.changed(*greedy, *trial.sets, tokens=tokens, dtype=trial.dtype or bench.dtype)
         skeleton = job.program.graph.skeleton
         if skeleton is not None and trial.stops is not None:
             titles = TITLES[: min(trial.parts, skeleton.max_branches)]
@@ -248,8 +246,6 @@ def memory_checks(rig: Rig) -> Iterator[Check]:
         text += f" are those of their text computed again: at most {rig.worst:.1e} apart"
         yield Check("memory/the drafter's rows", rig.worst <= limit, rows, text)
 
-
-# -- gates -----------------------------------------------------------------------------------------
 
 BUDGETS = (1, 2, 3, 7)
 SCHEDULES = (  # policy, rows of a forward, prefix cache, block size, and whether rows run out

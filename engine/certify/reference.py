@@ -272,8 +272,7 @@ class TeacherTally:
                 self.hold_branch(branch, context, repeat)
 
     def hold_branch(self, branch: Branch, context: Sequence[int], repeat: Repeat) -> None:
-        """One answer; a numeric tie is counted, anything else that differs is a fault. In float64
-        nothing may differ."""
+        """One answer; a numeric tie (none in float64) is counted, other differences are faults."""
         self.branches += 1
         self.tokens += len(branch.tokens)
         if (fault := self.first_wrong(branch, context)) is None:

@@ -87,17 +87,14 @@ def _hold_generated(side: Side, request: Request, tally: TeacherTally, repeat: R
         before = len(tally.wrong), tally.ties
         tally.hold_branch(branch, context, repeat)
         if before == (len(tally.wrong), tally.ties):  # one forward and many do not agree
-            unlike = f"{len(text)} tokens, the answer has {len(branch.tokens)}"
-            for place, (answered, token) in enumerate(zip(branch.tokens, text, strict=False), 1):
-                if answered != token:
-                    unlike = f"{token} at {place}, the answer has {answered}"
-                    break
+            pairs = enumerate(zip(branch.tokens, text, strict=False), 1)
+            unequal = (f"{b} at {at}, the answer has {a}" for at, (a, b) in pairs if a != b)
+            unlike = next(unequal, f"{len(text)} tokens, the answer has {len(branch.tokens)}")
             tally.wrong.append(f"{branch.name}: `generate` writes {unlike}")
 
 
 def sampled_checks(bench: Bench) -> Iterator[Check]:
-    """The graph against its twin, the twin against transformers; with the graph's own sampling, the
-    same with filters, and a temperature of exactly 1."""
+    """The graph against its twin, the twin against transformers: own sampling, filtered, heat 1."""
     heat = bench.graph.sampling.temperature or 1.0
     seeds = bench.extent.seeds
     own = (*MATCH, f"sampling.temperature={heat}")

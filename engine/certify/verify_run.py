@@ -1,7 +1,6 @@
 """`specsot verify-run`: a finished run's tokens compared with plain transformers.
 
-No decoding of specsot is involved: token ids come from the run's files, logits from one forward of
-transformers over context and answer."""
+No decoding of specsot is involved: ids come from the run's files, logits from transformers."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -38,8 +37,7 @@ class DecodedText:
 
 @dataclass(slots=True)
 class Finding:
-    """One branch's tokens: the target's own, numeric ties, the grammar's choice, or wrong; first:
-    the first wrong one."""
+    """A branch's tokens: the target's, ties, the grammar's, wrong; first: the first wrong one."""
 
     name: str
     tokens: int = 0

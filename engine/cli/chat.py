@@ -70,8 +70,7 @@ def _lines() -> Iterator[str]:
 
 @dataclass(slots=True)
 class ChatSession:
-    """A conversation over an engine. past: earlier turns that still fit the context; dropped: the
-    number of those that do not."""
+    """A conversation over an engine. past: turns that still fit; dropped: how many do not."""
 
     engine: "Engine"
     past: list[PastTurn] = field(default_factory=list)

@@ -102,8 +102,6 @@ def certify(
     return certify_command(tuple(graphs or ()), options, quick=quick, out=out, every=every)
 
 
-# -- without a model ------------------------------------------------------------------------------
-
 POLICIES = "fcfs,max_throughput,sot_priority"
 ARRIVALS = "poisson:RATE or bursts:RATE:SIZE a second, or a file of JSON lines."
 POOL = "Whose scheduler and pool: a path or a shipped name, layout bim."
@@ -166,9 +164,8 @@ def simulate(
     results = {}
     if cluster is None:
         for name in names:
-            policy = world.Simulation(program.graph, cost, name, seed)
-            come = world.arrivals(arrivals, requests, work, seed)
-            results[name] = command.served_by(policy, come)
+            one = world.Simulation(program.graph, cost, name, seed)
+            results[name] = command.served_by(one, world.arrivals(arrivals, requests, work, seed))
         lines = command.described(results, command.POLICIES, command.POLICY_COST)
         show_result(as_json, lines, policies=results)
         return

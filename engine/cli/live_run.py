@@ -88,8 +88,7 @@ def _watched(
     job: Job, run: EngineCore, recorder: Recorder, *, stop: StopSignal, console: Console
 ) -> Iterator[list[Pause]]:
     """The live view on a terminal, plain lines elsewhere, nothing under -q; yields what pauses the
-    run. Explained rounds are lines, and a live view has no room for lines. A run that is stepped
-    through in plain lines needs no others."""
+    run. A live view has no room for explained rounds; plain steps need no other lines."""
     options = job.options
     lines = options.no_tui or options.explain_rounds or options.workers is not None
     live = not (lines or options.quiet) and usable(console, dict(os.environ))

@@ -33,8 +33,7 @@ def list_models(cache: Path | None = CACHE, as_json: bool = JSON) -> None:
     cached = {model.name: model for model in model_cache.models()}
     rows: list[dict[str, Any]] = []
     for name in dict.fromkeys((*KNOWN, *cached)):
-        row: dict[str, Any] = {"name": name, "bytes": 0, "state": "not here yet", "path": None}
-        row["doc"] = ""
+        row = {"name": name, "bytes": 0, "state": "not here yet", "path": None, "doc": ""}
         if (entry := KNOWN.get(name)) is not None:
             row |= {"bytes": entry.bytes, "doc": entry.doc}
         if (here := cached.get(name)) is not None:
@@ -120,8 +119,6 @@ def inspect(
 def _size(count: int) -> str:
     return f"{count / 1e6:.0f} MB"
 
-
-# -- cached chunks --------------------------------------------------------------------------------
 
 KEY_DIGITS = 12  # of a key in a table
 MIN_KEY_DIGITS = 4  # of a key on the command line

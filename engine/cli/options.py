@@ -84,8 +84,7 @@ def parameters_of(kind: Any, offered: Mapping[str, OptionText] | None = None) ->
 
 def takes(*names: str, **helps: str) -> Callable[[Function], Function]:
     """Let a command take these options of a run; it is called with them before its own parameters,
-    of which a dataclass offers its options. helps: of options that mean something of its own to
-    this command."""
+    of which a dataclass offers its options. helps: of options that differ in this command."""
     own: Any = {name: {"help": help, "argument": False} for name, help in helps.items()}
     offered = {name: replace(OPTIONS[name], **own.get(name, {})) for name in (*helps, *names)}
 

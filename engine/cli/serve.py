@@ -84,8 +84,6 @@ def view(
     return asyncio.run(show(find_run(run.removeprefix("runs/"), runs_dir), options))
 
 
-# -- clusters -------------------------------------------------------------------------------------
-
 cluster = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 NONE = "no cluster is up on this machine: specsot cluster up starts one"
 NO_SERVER = "no server with --workers runs: specsot serve GRAPH --workers N"

@@ -1,5 +1,4 @@
-"""Answers of requests, whole or streamed: their text, their token scores, and their shapes in the
-chat, in text completions and in responses."""
+"""Answers, whole or streamed: text, token scores, shapes in chat, completions and responses."""
 
 import asyncio
 import json
@@ -213,8 +212,7 @@ class Answers:
                 task.cancel()
 
     async def whole(self, request: Request) -> dict[str, Any]:
-        """The complete answer; raises ApiError, also when the client disconnects,
-        WorkerGoneError."""
+        """The complete answer; raises WorkerGoneError, ApiError (also when the client leaves)."""
         try:
             async for _ in self._messages(request):
                 pass
@@ -346,8 +344,7 @@ class Answers:
         return {"prompt_tokens": prompt, "completion_tokens": written, "total_tokens": total}
 
     def _totals(self) -> dict[str, Any]:
-        """Tokens of all choices, outlines included, and how the drafts of a single choice fared,
-        in the words that vLLM and AIPerf have for it."""
+        """Tokens of all choices with outlines, and the drafts of a single one as vLLM has them."""
         ends = self._ends
         usage = Counter[str]()
         for end in ends:
@@ -384,8 +381,7 @@ def failure(ended: Ended) -> ApiError | None:
 
 
 class ResponseAnswer:
-    """An answer of the chat in the shape of OpenAI's Responses API; the events of its stream carry
-    the response as far as it has come."""
+    """An answer of the chat as OpenAI's Responses API has it; its events carry all so far."""
 
     def __init__(self, fields: ResponseRequest, answers: Answers) -> None:
         self._answers = answers

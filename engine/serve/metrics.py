@@ -10,7 +10,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 
 from ..workers.link import LinkState
 from ..workers.protocol import Ended
-from ..workers.router import DRAINING, Router
+from ..workers.router import DRAINING, GAUGES, Router
 
 SHORT = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
 LONG = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80, 160, 640, 2560)
@@ -31,7 +31,6 @@ ENGINE_METRICS = (  # our name, vLLM's (or none), where the number is
     ("prefix_queries", "prefix_cache_queries", "prefix_asked", "Prompt tokens looked up."),
     ("prefix_hits", "prefix_cache_hits", "prefix_reused", "Prompt tokens found."),
 )
-GAUGES = ("running", "waiting", "branches", "slots", "capacity")  # the others only grow
 HISTOGRAMS = {  # of choices
     "time_to_first_token_seconds": ("Until the first text.", LONG),
     "inter_token_latency_seconds": ("Between tokens.", SHORT),

@@ -24,15 +24,7 @@ from ...states.text.prompts import PastTurn
 from ..prepare.inputs import Prompt, RequestSettings
 from ..workers.protocol import Submit
 from .fields import Biases, Flag, Penalty, Real, RequestPart, Stops, Text, TokenId, Whole
-from .forms import (
-    ResponseFormat,
-    Tool,
-    ToolCall,
-    ToolChoice,
-    calls_text,
-    tools_grammar,
-    tools_text,
-)
+from .forms import ResponseFormat, Tool, ToolCall, ToolChoice, calls_text, tools_grammar, tools_text
 
 MAX_CHOICES = 16
 MAX_PROMPTS = 32
@@ -531,8 +523,6 @@ def check_length(text: str, param: str) -> None:
         why = f"string too long. {limit}, but got a string with length {len(text)} instead."
         raise bad_field(param, why, "context_length_exceeded")
 
-
-# -- bodies that are not valid --------------------------------------------------------------------
 
 Fields = TypeVar("Fields", bound=BaseModel)
 

@@ -75,8 +75,7 @@ UNSENT = 64 << 10  # bytes of the socket's send buffer for a slow client; the de
 @dataclass(frozen=True, slots=True)
 class AdmissionMiddleware:
     """The outermost ASGI middleware: authentication, limits, errors and response headers.
-    check_capacity: raises ApiError before a body is read if no request for its path can be
-    admitted."""
+    check_capacity: raises ApiError, before a body is read, if its path admits no request."""
 
     app: ASGIApp
     options: ServeOptions
@@ -196,8 +195,7 @@ class StrictProtocol(H11Protocol):
 
     @property
     def use(self) -> tuple[int, bool, float]:
-        """The order in which connections are closed: those that have sent no byte first, then the
-        least recently used."""
+        """The order of closing: first those that sent no byte, then the least recently used."""
         return REQUEST_STATES.index(self.conn.their_state), not self._is_silent, self._last_time
 
     @property

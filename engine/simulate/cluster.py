@@ -71,11 +71,9 @@ class ClusterJob:
 
 
 class SimulatedWorker(Simulation):
-    """One worker, or a group of workers (`members`) that write outlines together.
-
-    number: among the workers, or among the groups. group: of a worker. in_step: busy, a group also
-    with the regroup after a step. owed: the group has just stepped, so the worker steps next.
-    worked: busy seconds."""
+    """One worker, or a group of workers (`members`) that write outlines together. number: among
+    workers, or groups. group: of a worker. in_step: busy, a group also with the regroup after a
+    step. owed: the group has just stepped, so the worker steps next. worked: busy seconds."""
 
     number = 0
     members: Sequence["SimulatedWorker"] = ()
@@ -135,11 +133,10 @@ class ClusterSimulation:
                 self.now, _, handle = heappop(self._events)
                 handle()
         simulations = [*self.workers, *self.groups]
-        for simulation in simulations:
-            served.refused += simulation.served.refused
-            served.tokens += simulation.served.tokens
-            served.steps += simulation.served.steps
-        served.count_schedulers([simulation.manager for simulation in simulations])
+        served.refused = sum(one.served.refused for one in simulations)
+        served.tokens = sum(one.served.tokens for one in simulations)
+        served.steps = sum(one.served.steps for one in simulations)
+        served.count_schedulers([one.manager for one in simulations])
         served.seconds = self.now
         common = served.regroup_seconds + sum(group.worked for group in self.groups)
         worked = self.setup.tp * common + sum(worker.worked for worker in self.workers)

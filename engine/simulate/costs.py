@@ -22,11 +22,9 @@ MIN_STEPS = 8  # of a fit
 
 @dataclass(frozen=True, slots=True)
 class StepCost:
-    """Milliseconds of a step; more for a forward, for each row of the target's forward, for each
-    branch with drafts, and for each row of the pool in use.
-
-    tokens: counts of a branch's rounds by their number of committed tokens. error: mean absolute
-    error of the fit, relative to the mean; steps: number of fitted steps."""
+    """Milliseconds of a step; more for a forward, each row of the target's forward, each branch
+    with drafts, and each row of the pool in use. tokens: a branch's rounds by their number of
+    committed tokens. error: mean absolute error of the fit, relative to the mean; steps: of it."""
 
     step: float = 0.2
     forward: float = 4.0

@@ -1,8 +1,7 @@
 """A run without a model: requests of known lengths, the real scheduler, a simulated clock.
 
 Request table, admission, scheduler, radix tree, pool (without data) and preemption are those of a
-run. The results of a forward are written down instead of computed, and the clock moves by the cost
-of the step."""
+run. The results of a forward are not computed, and the clock moves by the cost of the step."""
 
 import json
 import random
@@ -31,12 +30,10 @@ from .costs import StepCost
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """One request.
-
-    at: seconds from the start. prompt: tokens of its prompt; the first `shared` of them are those
-    of all requests with this `stem`. outline: tokens that it writes before its parts, 0 without an
-    outline. texts: tokens of each part, or of its one answer. budget: tokens that it asks for, of
-    each text; 0 leaves that to the graph."""
+    """One request. at: seconds from the start. prompt: tokens of its prompt; the first `shared` of
+    them are those of all requests with this `stem`. outline: tokens that it writes before its
+    parts, 0 without an outline. texts: tokens of each part, or of its one answer. budget: tokens
+    that it asks for, of each text; 0 leaves that to the graph."""
 
     at: float
     prompt: int
@@ -120,9 +117,6 @@ def _recorded(path: Path) -> Iterator[Arrival]:
             yield one
 
 
-# -- the simulation -------------------------------------------------------------------------------
-
-
 MAX_IDS = 1 << 30  # positions and token ids, without a model's limits
 PART_PROMPT = 12  # tokens of a part's own prompt
 HINT_FACTORS = (0.5, 1.5)  # of an outline's expected lengths
@@ -191,11 +185,9 @@ class Live:
 
 
 class Simulation:
-    """One graph's scheduler on arrivals that come in the order of time.
-
-    now: seconds on the simulated clock. busy: processor seconds in the scheduler. started, ended:
-    requests whose first token, or whose answer, is of the last step. Raises UsageError: the graph
-    cannot be simulated."""
+    """One graph's scheduler on arrivals in the order of time. now: seconds on the simulated clock.
+    busy: processor seconds in the scheduler. started, ended: requests whose first token, or whose
+    answer, is of the last step. Raises UsageError: the graph cannot be simulated."""
 
     def __init__(self, graph: Graph, cost: StepCost, policy: str, seed: int | str = 0) -> None:
         if graph.layout.kind != "bim" or graph.beam is not None:
@@ -267,8 +259,7 @@ class Simulation:
         return not self._live
 
     def submit(self, live: Live, ids: tuple[int, ...] = (), place: int = -1) -> None:
-        """Submit a request. ids: of its prompt; by default new ones after the shared ones. place:
-        in the order of arrivals; by default the next."""
+        """Submit a request. ids: of its prompt; by default new ones. place: by default the next."""
         arrival = live.arrival
         stem = (-1 - arrival.stem,) * arrival.shared
         ids = ids or stem + self._new(arrival.prompt - arrival.shared)

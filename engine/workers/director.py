@@ -36,12 +36,9 @@ from .placement import assign_branches, expected_length
 from .protocol import Assign, CountWork, Output, Regroup, Regrouped, WorkCounts, summed
 from .worker_groups import NO_GROUP, RECEIVE_INTERVAL, RunWorker, WorkerGroup, WorkerGroups
 
-# -- a request ------------------------------------------------------------------------------------
-
 
 class RequestState:
     """A submitted request in host integers, so that any worker can continue it. Raises PromptError.
-
     source: has the rows of the prefix, `rows` of each pool; holders: groups that decode branches
     and have them. assigned: the group that decodes a branch, by its index."""
 
@@ -165,9 +162,6 @@ class RequestState:
                     return
 
 
-# -- all requests ---------------------------------------------------------------------------------
-
-
 class Director:
     """Requests, workers, and which group decodes what. placed: branches that their groups have not
     received. tokens: committed, by worker. figures: of the prefixes that were sent: bytes that
@@ -234,8 +228,7 @@ class Director:
             self.workers.report({"event": "again", "branches": names})
 
     def _receive_(self, worker: RunWorker, output: Output) -> None:
-        """Take in what a worker decoded; that of work that was taken back, or of a request that has
-        ended, is dropped."""
+        """Take in what a worker decoded; void if that was taken back, or the request ended."""
         id = output.request if isinstance(output, Committed) else output.id
         state, group = self._assignments.get(id, (None, None))
         if state is None or group is None or group.leader is not worker or state.request.finished:
@@ -257,8 +250,7 @@ class Director:
         if self.workers.epoch == NO_GROUP:  # stopped before its first state: there are no engines
             self.workers.form_()
         order = CountWork(next(self._numbers))
-        orders = dict.fromkeys(self.workers.ready, order)
-        replies = self.workers.collect_(WorkCounts, order.number, orders)
+        replies = self.workers.collect_(WorkCounts, dict.fromkeys(self.workers.ready, order))
         return {worker.name: counts for worker, counts in replies.items()}
 
     def send_prefix_(self, state: RequestState) -> None:
@@ -279,9 +271,7 @@ class Director:
                 cache_salt=state.prompt.cache_salt,
             )
             start = monotonic()
-            replies: dict[RunWorker, Regrouped] = self.workers.collect_(
-                Regrouped, order.number, dict.fromkeys(group, order)
-            )
+            replies = self.workers.collect_(Regrouped, dict.fromkeys(group, order))
             seconds = monotonic() - start
             stored = {worker for worker, reply in replies.items() if reply.stored}
             decoders = self.workers.decoders
@@ -404,9 +394,6 @@ def all_ended(cluster: Director) -> bool:
     return all(state.request.finished for state in cluster.states)
 
 
-# -- a run ----------------------------------------------------------------------------------------
-
-
 class ClusterRecorder(Recorder):
     """Records the events of the director's machine, and what happens to workers."""
 
@@ -427,7 +414,7 @@ class ClusterRecorder(Recorder):
         director: Director = board["cluster"]
         counts = director.count_()
         present = director.workers.workers
-        weights = {one.name: one.greeting.weights for one in present if one.greeting}
+        weights = {one.name: one.greeting.weights for one in present}
         meter = Meter.of(summed([one.counts for one in counts.values()]) or {})
         meter.add(self.meter)  # the director's own, without forwards
         meter.marks = self.meter.marks

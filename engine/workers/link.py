@@ -29,6 +29,7 @@ GREETING_DEADLINE = 10.0  # seconds in which a connection must present its secre
 CONNECTION_TIMEOUT = 15_000  # ms until unacknowledged data closes a worker's connection
 RESTART_PAUSES = (0.1, 0.5, 2.0, 5.0)  # seconds, by the number of deaths in a row
 STABLE_SECONDS = 60.0  # of a life after which deaths are counted anew
+NOT_READY = Ready()  # the greeting of a life that has sent none
 Link = TypeVar("Link", bound="WorkerLink")
 Pipe = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 Connection = tuple[Pipe, int | None]  # the number is that of its process, if it is of this machine
@@ -39,16 +40,13 @@ class WorkerGoneError(RuntimeError):
 
 
 class WorkerHost(Protocol):
-    """Runs a worker's process, one life after another: a thread, a process, a Ray actor.
-
-    first: message to each process. pid: of the process, if it is on this machine. `start` starts
-    another process and connects to it, or raises ClusterError; `end` asks it to end; `reap` makes
-    sure that it has."""
+    """Runs a worker's process, one life after another: a child process, a Ray actor. first: message
+    to each. pid: if it is on this machine. `start` starts another process and connects to it, or
+    raises ClusterError; `end` asks it to end; `reap` makes sure that it has."""
 
     first: Start | Load
+    pid: int | None
 
-    @property
-    def pid(self) -> int | None: ...
     async def start(self) -> Pipe: ...
     def end(self) -> None: ...
     async def reap(self) -> None: ...
@@ -68,14 +66,11 @@ class ProcessHost:
 
     def __init__(self, first: Start) -> None:
         self.first: Start | Load = first
+        self.pid: int | None = None
         self._process: subprocess.Popen[Any] | None = None
         # A child inherits the priority of the thread that starts it, and others lower theirs.
         self._starter = ThreadPoolExecutor(1)
         self._starter.submit(os.getpid).result()
-
-    @property
-    def pid(self) -> int | None:
-        return None if self._process is None else self._process.pid
 
     async def start(self) -> Pipe:
         ours, theirs = socket.socketpair()
@@ -88,6 +83,7 @@ class ProcessHost:
             start_new_session=True,
         )
         self._process = await asyncio.get_running_loop().run_in_executor(self._starter, start)
+        self.pid = self._process.pid
         theirs.close()
         return await asyncio.open_connection(sock=ours, limit=MAX_LINE_BYTES)
 
@@ -180,7 +176,7 @@ class WorkerLink:
     members: "Membership[Any]" = field(repr=False)
     state: LinkState = LinkState.STARTING
     failed: Failed | None = None
-    greeting: Ready | None = None
+    greeting: Ready = NOT_READY
     why: str = ""
     lives: int = 0
     messages: int = 0
@@ -215,7 +211,7 @@ class WorkerLink:
         self.lives += 1
         self.messages = 0
         self.stuck = 0.0
-        self.greeting = None
+        self.greeting = NOT_READY
         self.why = "has ended"
         self._set(LinkState.STARTING)
         watch = asyncio.create_task(self._watch(self.members.limits))
@@ -251,8 +247,7 @@ class WorkerLink:
                         self.members.on_message(self, message)
 
     async def _watch(self, limits: HangLimits | None) -> None:
-        """Note when a worker hangs, and when it recovers; cut it off if it does not. Only time in
-        which this process could listen counts."""
+        """Note that it hangs, or recovers, or cut it off; only time spent listening counts."""
         silent = 0.0
         hung = 0.0
         while limits is not None:
@@ -299,12 +294,10 @@ class WorkerLink:
 
 @dataclass(eq=False)
 class Membership(Generic[Link]):
-    """The workers of a router or a director.
-
-    limits: when a worker hangs, and is lost; None: they are not watched. restarts: a worker whose
-    process ends is started again under its name; else it leaves. tries: lives in a row in which a
-    worker was never ready, after which it fails; None: any number. links: of the workers that have
-    not ended for good."""
+    """The workers of a router or a director. limits: when a worker hangs, and is lost; None: they
+    are not watched. restarts: a worker whose process ends is started again under its name; else it
+    leaves. tries: lives in a row in which a worker was never ready, after which it fails; None: any
+    number. links: of the workers that have not ended for good."""
 
     source: WorkerSource
     limits: HangLimits | None = None
@@ -345,7 +338,7 @@ class Membership(Generic[Link]):
                 if link.over or not self.restarts:
                     return
                 deaths = 1 if monotonic() - started > STABLE_SECONDS else deaths + 1
-                failures = 0 if link.greeting else failures + 1
+                failures = failures + 1 if link.greeting is NOT_READY else 0
                 if self.tries is not None and failures >= self.tries:
                     link.failed = Failed(1, f"{link.name} {link.why}, {failures} times in a row")
                     return

@@ -88,8 +88,7 @@ class PrefixIndex:
 
 
 def route(prompt: int, holders: Holders, loads: Loads) -> int:
-    """The worker that would have read a prompt of `prompt` tokens first, among the holders of its
-    beginning and the worker with the least work."""
+    """The worker that reads `prompt` tokens first: one with the beginning, or the least loaded."""
     unread = dict.fromkeys(loads.least(1), prompt)
     unread |= dict.fromkeys(holders.workers, max(prompt - holders.tokens, 1))
     ratio = TOKENS_READ_PER_WRITTEN
@@ -110,10 +109,8 @@ def place_branches(
     capacity: Mapping[Worker, int] | None = None,
 ) -> list[Worker | None]:
     """A worker for each branch: the longest first, each to the worker that is free first, the first
-    one of equals; None where all are full.
-
-    lengths: expected tokens of each branch. waits: see `candidates`. capacity: branches that each
-    worker can take; None for any number."""
+    one of equals; None where all are full. lengths: expected tokens of each branch. waits: see
+    `candidates`. capacity: branches that each worker can take; None for any number."""
     workers = [*waits]
     free = [len(lengths) if capacity is None else capacity[worker] for worker in workers]
     heap = [(waits[one], place) for place, one in enumerate(workers) if free[place] > 0]

@@ -72,8 +72,7 @@ class StopTexts:
 @dataclass(slots=True)
 class ScoreRows:
     """Log-probabilities of tokens, each branch after its own context. top: alternatives per token;
-    -1: no scores. echo: score the prompt's tokens too. silent: do not score what is written. rows:
-    of `Wrote.scores`, those that were not sent."""
+    -1: no scores. echo: score the prompt too. silent: not what is written. rows: unsent ones."""
 
     engine: Engine
     top: int
@@ -146,9 +145,8 @@ class ServedRequest(OpenRequest):
             plain = len(answer.sections) == 1 and not answer.outline_finish
             if plain and self._tokens_to_stop is not None:
                 usage["answer"] = self._tokens_to_stop
-            whole = ready.finish in ("stop", "length") and not (
-                self._order.raw or self.message.stop
-            )
+            verbatim = self._order.raw or self.message.stop
+            whole = ready.finish in ("stop", "length") and not verbatim
             yield protocol.Ended(
                 self.message.id,
                 answer.text if whole else self._text,
@@ -277,8 +275,7 @@ class ServedGraph(WorkerEngine):
             self.send(protocol.Refused(message.id, message_of(error), param))
 
     def build(self, message: protocol.Submit) -> tuple[Prompt, RequestSettings, int]:
-        """Prompt and settings of a request, and the number of its prompt's tokens. Raises Refusal,
-        PromptError: the request cannot run."""
+        """Prompt, settings and number of prompt tokens. Raises Refusal, PromptError."""
         limit = message.prompt.max_new_tokens
         prompt = replace(
             message.prompt,
@@ -415,8 +412,7 @@ class EngineProcess:
         pipe.send(protocol.Ready(facts))
 
     def serve(self) -> None:
-        """Make steps of every engine that has requests; send pictures and counts when they are
-        due."""
+        """Make steps of every engine that has requests; send pictures and counts in time."""
         Thread(target=self._listen, name="specsot-listen", daemon=True).start()
         graphs = self._graphs.values()
         report_time = 0.0
@@ -470,8 +466,7 @@ class EngineProcess:
 
 
 class WorkerProcess:
-    """A worker's process: it serves one connection after another. The models of a run stay
-    loaded."""
+    """A worker's process: serves one connection after another, with the models of a run loaded."""
 
     loop: WorkerLoop | None = None
 

@@ -41,11 +41,9 @@ class Start(NamedTuple):
 
 
 class Submit(NamedTuple):
-    """A request. Its id is the prompt's key; the seed as of `specsot run --seed`.
-
-    raw: the prompt's text is tokenized without a template. sampling: differences from the graph's
-    `SamplingRules`. stop: texts that end the answer. logprobs: number of alternatives per token, -1
-    for no scores; echo: score the prompt as well."""
+    """A request. Its id is the prompt's key; the seed as of `specsot run --seed`. raw: the prompt's
+    text is tokenized without a template. sampling: differences from the graph's. stop: texts that
+    end the answer. logprobs: alternatives per token, -1: no scores; echo: score the prompt too."""
 
     graph: Text
     prompt: Prompt
@@ -67,8 +65,7 @@ class Cancel(NamedTuple):
 
 
 class Encode(NamedTuple):
-    """Tokenize a prompt's text; with `chat`, the whole prompt with its template. token_ids: tokens
-    to decode instead."""
+    """Tokenize a text, with `chat` the whole prompt; token_ids: decode these instead."""
 
     graph: Text
     prompt: Prompt
@@ -128,12 +125,11 @@ class Refused(NamedTuple):
 
 
 class Wrote(NamedTuple):
-    """Output of one step for one request.
-
-    text: new readable text of the answer. events: (name, branch, details) of its branches: outline
-    (titles), opened (title), reused ([run of its prompt, how]), wrote ([piece, origin]), ended
-    (finish). tokens: written so far. scores: [branch, token id, text, log-probability,
-    [[id, text, log-probability]]] where requested. ids: [branch, new token ids]."""
+    """Output of one step for one request. text: new readable text of the answer. events: (name,
+    branch, details) of its branches: outline (titles), opened (title), reused ([run of its prompt,
+    how]), wrote ([piece, origin]), ended (finish). tokens: written so far. scores: [branch, token
+    id, text, log-probability, [[id, text, log-probability]]] where requested. ids: [branch, new
+    token ids]."""
 
     id: str
     text: Text
@@ -213,8 +209,7 @@ class FormGroup(NamedTuple):
 
 class Assign(NamedTuple):
     """Decode a part of a request: its outline, or some of its branches. id: what replies name. tp,
-    group: the worker group that decodes it, number `group` among those of `tp` workers; with tp 1
-    the worker itself."""
+    group: the worker group that decodes it, and its number; with tp 1 the worker itself."""
 
     id: str
     prompt: Prompt
@@ -241,8 +236,7 @@ class CountWork(NamedTuple):
 
 
 class Grouped(NamedTuple):
-    """The process group is formed. error: why not, or why a collective of it failed since; then its
-    work is dropped until there is another group."""
+    """The process group is formed. error: why not, or why a collective of it has failed since."""
 
     number: int
     error: str = ""
@@ -283,12 +277,12 @@ class WorkCounts(NamedTuple):
 
 
 Request = Submit | Encode
-Order = FormGroup | Assign | Regroup | CountWork
+Order = FormGroup | Regroup | CountWork
 NumberedReply = Grouped | Regrouped | WorkCounts
 Output = Committed | BranchEnded
 Answer = Admitted | Refused | Wrote | Ended | Encoded
 State = Ready | Heartbeat | Failed | Counts | Picture | NumberedReply | Output
-Message = Start | Load | SnapshotRequest | Cancel | Request | Order | Answer | State
+Message = Start | Load | SnapshotRequest | Cancel | Request | Assign | Order | Answer | State
 KINDS: dict[str, type[Any]] = {kind.__name__: kind for kind in Message.__args__}
 _adapter: Any = cache(TypeAdapter)
 

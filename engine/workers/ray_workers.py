@@ -119,9 +119,6 @@ def ray_driver(address: str, workers: int = 1) -> Iterator[None]:
                 signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGTERM))
 
 
-# -- workers -------------------------------------------------------------------------------------
-
-
 class RayWorker:
     """The actor: its process serves one connection after another on one thread."""
 
@@ -212,11 +209,9 @@ def reserved(block: ClusterBlock, workers: Sequence[Start | Load]) -> Iterator[M
 @dataclass(eq=False)
 class RayHost:
     """Runs a worker as an actor of the cluster that this process is a driver of. With a `Load` a
-    free actor of the same job is used before one is started.
-
-    caller: the thread that calls Ray. deadline: seconds in which a free actor has to answer.
-    detached, adopted: the actor outlives, or was there before, this driver. place: see
-    `reserved`."""
+    free actor of the same job is used before one is started. caller: the thread that calls Ray.
+    deadline: seconds in which a free actor has to answer. detached, adopted: the actor outlives, or
+    was there before, this driver. place: see `reserved`."""
 
     first: Start | Load
     listener: WorkerListener
@@ -339,10 +334,8 @@ def ray_workers(
     counted: bool = False,
 ) -> Iterator[WorkerSource]:
     """Workers on the block's cluster, which this process becomes a driver of. Raises ClusterError.
-
-    first: message of worker number i with part p of the weights. Those of a `Load` may have been
-    there before, and be used again. parts: of the weights. detached: they outlive this driver.
-    counted: they are all reserved before the first starts."""
+    first: message of worker i with part p of the weights. Those of a `Load` may be there before,
+    and be used again. detached: they outlive this driver. counted: all are reserved first."""
     listener = WorkerListener(block.interface)
 
     def host(number: int, part: int) -> RayHost:

@@ -27,17 +27,15 @@ MAX_LOSSES = 4  # replicas that may be lost while they have a request; then it f
 LATE = 1.0  # seconds after a request's time in which its engine can end it
 POLL_INTERVAL = 0.1  # seconds
 DRAINING = "draining"  # state of a replica that gets no further requests
-GAUGES = ("waiting", "running", "branches", "slots", "peak_slots", "capacity")
+GAUGES = ("waiting", "running", "branches", "slots", "peak_slots", "capacity")  # others only grow
 ENGINE = "the engine's process"  # name of the only replica of a server without --workers
 ANSWER_DEADLINE = 10.0  # seconds, of orders that take no time
 
 
 class Router(Membership[Replica]):
-    """Hands requests to replicas, and their messages to the HTTP side.
-
-    count: of replicas at first. limits: when a replica hangs. single: one engine process; its
-    requests end with it. graphs: facts of the served graphs. failed: why nothing can be served.
-    reruns: how often a request moved to another process. watchers: take pictures."""
+    """Hands requests to replicas, their messages to the HTTP side. count: of replicas at first.
+    limits: when one hangs. single: one engine process; its requests end with it. graphs: facts
+    by name. failed: why nothing can be served. reruns: of requests. watchers: take pictures."""
 
     def __init__(
         self,
@@ -152,7 +150,6 @@ class Router(Membership[Replica]):
         if link.state is LinkState.HUNG:  # its requests may still be answered
             return
         if link.ready:
-            assert link.greeting is not None
             self.graphs = link.greeting.graphs
             if self.watchers:
                 link.send(protocol.SnapshotRequest(True))
@@ -390,11 +387,10 @@ def replica_control(router: Router, address: str) -> AbstractAsyncContextManager
 def ask_router(
     order: str, report: Callable[[str], None], count: int | None = None
 ) -> dict[str, Any] | None:
-    """Send an order to the server with --workers of this machine, and wait until it is done.
-
-    order: `state`, `scale` (to `count`) or `end`. report: takes the lines in between. Returns
-    address, graphs and replicas of the server; None if there is none. Raises ClusterError: the
-    order failed, or the server ended before it was done."""
+    """Send an order to the server with --workers of this machine, and wait until it is done. order:
+    `state`, `scale` (to `count`) or `end`. report: takes the lines in between. Returns address,
+    graphs and replicas of the server; None if there is none. Raises ClusterError: the order failed,
+    or the server ended before it was done."""
     with suppress(OSError), socket.socket(socket.AF_UNIX) as pipe:
         pipe.settimeout(None if order == "scale" else ANSWER_DEADLINE)
         pipe.connect(str(control_path()))

@@ -2,7 +2,6 @@
 
 Ray and torch are imported only by the functions that need them."""
 
-import signal
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
@@ -13,7 +12,7 @@ from ..errors import UsageError
 from ..limits import usable_cpus
 from ..prepare.job import Job, read_cluster, threads_of
 from ..prepare.options import LOCAL, ClusterBlock, flag_of
-from ..signals import ending_with
+from ..signals import ending_with, let_close
 from .link import HangLimits, ProcessHost, WorkerSource
 from .protocol import Start
 from .ray_head import end_cluster, start_head
@@ -100,11 +99,10 @@ def replica_router(
     jobs: Sequence[Job], start: Start, block: ClusterBlock, step_limit: float
 ) -> Iterator[Router]:
     """Replicas on the cluster that the block names, or on one that is started on this machine and
-    ends with them; each has a device, and its share of the machine's threads.
-
-    jobs: of the served graphs. start: first message of a server's only engine. step_limit: of
-    `HangLimits`; a replica that hangs is lost at once. Raises UsageError: Ray is not installed, or
-    another server runs here. ClusterError: the cluster does not exist, or another one runs here."""
+    ends with them; each has a device, and its share of the machine's threads. jobs: of the served
+    graphs. start: first message of a server's only engine. step_limit: of `HangLimits`; a replica
+    that hangs is lost at once. Raises UsageError: Ray is not installed, or another server runs
+    here. ClusterError: the cluster does not exist, or another one runs here."""
     set_up_ray(block.address)
     with ExitStack() as stack:
         if block.address == LOCAL:
@@ -123,6 +121,5 @@ def replica_router(
         router = Router(source, block.workers, HangLimits(block.deadline, step_limit))
         source.services.append(replica_control(router, block.address))
         # Another signal must not leave a cluster behind; what remains takes seconds.
-        stack.callback(signal.signal, signal.SIGINT, signal.SIG_IGN)
-        stack.callback(signal.signal, signal.SIGTERM, signal.SIG_IGN)
+        stack.callback(let_close)
         yield router

@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import count
 from time import monotonic
-from typing import Any
+from typing import Any, TypeVar
 
 from ..errors import ClusterError
 from ..prepare.options import ClusterBlock
@@ -20,12 +20,12 @@ from .worker_loop import open_store, ranks_of_groups
 MAX_FAILURES = 3  # workers in a row that are lost before they were in a group
 RECEIVE_INTERVAL = 0.2  # seconds that one call waits for messages at most
 NO_GROUP = -1
+Reply = TypeVar("Reply")
 
 
 @dataclass(eq=False)
 class RunWorker(WorkerLink):
-    """A worker, until it is lost. part: of the weights. proven: it was in a process group. single:
-    its worker group of one."""
+    """A worker until it is lost. part: of the weights. proven: was in a group. single: its own."""
 
     part: int = 0
     proven: bool = False
@@ -58,16 +58,14 @@ class WorkerGroup:
 
     @property
     def max_branches(self) -> int:
-        greeting = self.leader.greeting
-        return 0 if greeting is None else greeting.max_branches
+        return self.leader.greeting.max_branches
 
 
 class WorkerGroups(Membership[RunWorker]):
-    """A number of workers, and the process group that they form.
-
-    report: takes what happens to workers, for the trace; on_output: what they decode.
-    workers: that are not lost. losses: number of lost workers. epoch: of the latest group; members:
-    that have not left it. Raises UsageError: this machine does not have the block's interface."""
+    """A number of workers, and the process group that they form. report: takes what happens to
+    workers, for the trace; on_output: what they decode. workers: that are not lost. losses: number
+    of lost workers. epoch: of the latest group; members: that have not left it. Raises UsageError:
+    this machine does not have the block's interface."""
 
     def __init__(self, source: WorkerSource, block: ClusterBlock) -> None:
         super().__init__(source, HangLimits(block.deadline))
@@ -85,8 +83,8 @@ class WorkerGroups(Membership[RunWorker]):
         self._size = 0
         self._groups = dict[int, list[WorkerGroup]]()
         self._messages = deque[tuple[RunWorker, Message]]()
-        self._expected: tuple[type[NumberedReply], int] = (Grouped, NO_GROUP)  # kind and number
-        self._replies = dict[RunWorker, NumberedReply]()
+        self._expected = set[tuple[type[Any], int]]()  # kinds and numbers of replies
+        self._replies = dict[RunWorker, Any]()
         self._changed = asyncio.Event()
         self._loop = asyncio.new_event_loop()
         self._loop.run_until_complete(self.open_services())
@@ -153,7 +151,6 @@ class WorkerGroups(Membership[RunWorker]):
 
     def on_state(self, link: RunWorker) -> None:
         if link.ready and self.epoch != NO_GROUP:
-            assert link.greeting is not None
             self.report({"event": "worker", "worker": link.name, "pid": link.greeting.pid})
         self._changed.set()
 
@@ -168,7 +165,7 @@ class WorkerGroups(Membership[RunWorker]):
                 self.members.remove(worker)  # a collective failed: there has to be another group
                 self.report({"event": "group_lost", "worker": worker.name, "why": message.error})
             elif isinstance(message, NumberedReply):
-                if (type(message), message.number) == self._expected:
+                if (type(message), message.number) in self._expected:
                     self._replies[worker] = message
             elif isinstance(message, Output):
                 self.on_output(worker, message)
@@ -189,11 +186,10 @@ class WorkerGroups(Membership[RunWorker]):
         self._changed.clear()
 
     def collect_(
-        self, kind: type[NumberedReply], number: int, orders: Mapping[RunWorker, Order]
-    ) -> dict[RunWorker, Any]:
-        """The replies of workers to orders with a number, without those that are lost meanwhile;
-        handles all other messages that arrive."""
-        self._expected = (kind, number)
+        self, kind: type[Reply], orders: Mapping[RunWorker, Order]
+    ) -> dict[RunWorker, Reply]:
+        """The replies to orders, without those of workers that are lost meanwhile."""
+        self._expected = {(kind, order.number) for order in orders.values()}
         replies = self._replies = {}
         for worker, order in orders.items():
             worker.send(order)
@@ -229,7 +225,7 @@ class WorkerGroups(Membership[RunWorker]):
         for rank, worker in enumerate(workers):
             worker.single.number = rank
             orders[worker] = FormGroup(self.epoch, rank, self._size, port, block=self.block)
-        replies: dict[RunWorker, Grouped] = self.collect_(Grouped, self.epoch, orders)
+        replies = self.collect_(Grouped, orders)
         self.members = {worker for worker, reply in replies.items() if not reply.error}
         members = self.group
         for worker in members:

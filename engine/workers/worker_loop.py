@@ -58,12 +58,10 @@ def parts_of(job: Job, block: ClusterBlock) -> int:
 
 
 def load_message(job: Job, block: ClusterBlock, number: int, part: int) -> protocol.Load:
-    """The first message to a worker. number: of the worker, which gets a device by it. part: of
-    the weights, of `parts_of`."""
-    names = [name for name in SESSION if name not in ("outline", "sets")]
-    options = {name: asdict(job.options)[name] for name in names} | block.device_of(number)
-    given = job.options
-    options |= {"no_nan_check": given.no_nan_check, "profile": None, "graph": given.graph}
+    """The first message to a worker, which gets a device by its number. part: of `parts_of`."""
+    names = [name for name in SESSION if name not in ("outline", "sets", "profile")]
+    given = asdict(job.options) | block.device_of(number)
+    options = {name: given[name] for name in (*names, "no_nan_check", "graph")}
     graph = graph_yaml(job.program.graph)
     return protocol.Load(graph, options, block.together == 1, (part, parts_of(job, block)))
 
@@ -194,9 +192,6 @@ class TensorParallelEngine(WorkerEngine):
         self.engine.close(cancel=True)
 
 
-# -- process groups -------------------------------------------------------------------------------
-
-
 def ranks_of_groups(size: int, tp: int, largest: int) -> list[tuple[int, ...]]:
     """The worker groups of `tp` ranks each, by number; the same for drivers and workers. Groups of
     several sizes are nested (`place`): only as many ranks as fill groups of the largest size, a
@@ -240,11 +235,9 @@ def connect(order: protocol.FormGroup) -> Any:
 
 
 class GroupMembership:
-    """All process groups of a worker, by one `FormGroup`.
-
-    world: all workers. groups: the worker groups of this worker, by tp: number, and ranks (None for
-    tp 1). store: of `connect`. address: of this worker. Raises RuntimeError: not all members came
-    before the deadline."""
+    """All process groups of a worker, by one `FormGroup`. world: all workers. groups: the worker
+    groups of this worker, by tp: number, and ranks (None for tp 1). store: of `connect`. address:
+    of this worker. Raises RuntimeError: not all members came before the deadline."""
 
     def __init__(self, order: protocol.FormGroup, store: Any, address: str) -> None:
         self.order = order
@@ -253,14 +246,11 @@ class GroupMembership:
         self.world = self._join("all", range(order.size))
         self.groups: dict[int, tuple[int, Ranks | None]] = {}
         for tp in sorted({order.block.skeleton.tp, order.block.branches.tp}, reverse=True):
-            for number, members in enumerate(self.ranks_of(tp)):
+            ranks_of = ranks_of_groups(order.size, tp, order.block.together)
+            for number, members in enumerate(ranks_of):
                 if order.rank in members:
                     ranks = self._join(f"{tp}/{number}", members) if tp > 1 else None
                     self.groups[tp] = (number, ranks)
-
-    def ranks_of(self, tp: int) -> list[tuple[int, ...]]:
-        """The ranks of all groups of this size."""
-        return ranks_of_groups(self.order.size, tp, self.order.block.together)
 
     def _join(self, name: str, members: Sequence[int]) -> Ranks:
         """This worker in a group of these ranks; the name is the same for all of them."""
@@ -284,7 +274,8 @@ def _broadcast(
     target = session.models.target
     drafter = session.models.drafter if session.program.graph.drafter.has_model else None
     drafters = [one for one in (drafter, session.outline_drafter) if one is not None]
-    sources = groups.ranks_of(order.tp)[order.group]
+    size = groups.order.size
+    sources = ranks_of_groups(size, order.tp, groups.order.block.together)[order.group]
     sent = []  # of each source its shapes, and the tensor that it fills
     works = []
     for number, rank in enumerate(sources):
@@ -314,9 +305,6 @@ def _broadcast(
     ]
     count = len(drafters)
     return [torch.cat([rows[0], *rows[1 + count :]], 2), *rows[1 : 1 + count]]
-
-
-# -- the loop -------------------------------------------------------------------------------------
 
 
 class OrderQueue(Queue[protocol.Message | None]):
@@ -474,9 +462,8 @@ class WorkerLoop:
             gc.collect()  # pools are large, and sockets few
 
     def _regroup(self, order: protocol.Regroup) -> protocol.Regrouped:
-        """This worker's part in a `Regroup`. Workers that wrote an outline together have its target
-        rows each with its own heads, and the drafters' rows whole; a worker keeps the heads that it
-        decodes branches with."""
+        """This worker's part in a `Regroup`. Writers of an outline have its target rows each with
+        its own heads, the drafters' rows whole; a worker keeps the heads that it decodes with."""
         groups = self.groups
         if groups is None or groups.order.number != order.epoch:
             return protocol.Regrouped(order.number, error="is not in this group")

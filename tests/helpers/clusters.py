@@ -330,7 +330,7 @@ class Together:
         source = 0 if self.tp > 1 else self.workers.group[0].single.number
         order = Regroup(number, self.workers.epoch, self.tp, source, ids, rows)
         orders = dict.fromkeys(self.workers.group, order)
-        replies: list[Regrouped] = [*self.workers.collect_(Regrouped, number, orders).values()]
+        replies = [*self.workers.collect_(Regrouped, orders).values()]
         assert len(replies) == 2
         return replies
 

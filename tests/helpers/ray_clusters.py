@@ -56,7 +56,6 @@ def disturbed(
     def strike(member: RunWorker) -> None:
         sent.append(monotonic())
         with suppress(ProcessLookupError):  # the run may be over by now
-            assert member.greeting is not None
             os.kill(member.greeting.pid, number)
 
     def watch(director: Director, run: Run) -> None:
