@@ -395,9 +395,7 @@ class BatchingLayout(RowPerBranch):
         if not ready:
             ready = [self._vacate_()]
             for pool in self.pools:
-                source = pool.slots_of(prefix, self._copies[prefix][0])
-                if source.size:
-                    pool.copy_(source, pool.lowest_free(source.size, ready[0]), "fork")
+                pool.copy_rows_(prefix, self._copies[prefix][0], ready[0], "fork")
             self._copies[prefix].append(ready[0])
         self._row[owner] = ready[0]
         return ready[0] == parts
@@ -409,9 +407,7 @@ class BatchingLayout(RowPerBranch):
         if target == row:
             return
         for pool in self.pools:
-            source = pool.slots_of(owner, row)
-            if source.size:
-                pool.copy_(source, pool.lowest_free(source.size, target), "attend")
+            pool.copy_rows_(owner, row, target, "attend")
             pool.retire_([owner], row)
 
     def _vacate_(self) -> int:
