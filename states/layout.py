@@ -310,13 +310,8 @@ class Layout:
         self, kv: KVCache, pending: Sequence[PendingRows], active: Sequence[tuple[int, int, int]]
     ) -> DraftRows:
         """The drafter's new rows; active: (owner, root position, root token) of each branch."""
-        runs = []
-        features = []
-        for part in pending:
-            if part.tokens:
-                for run in self._runs(part):
-                    runs.append(run)
-                    features.append(part.features)
+        pairs = [(part, run) for part in pending if part.tokens for run in self._runs(part)]
+        runs = [run for _, run in pairs]
         packed = PackedQueries(kv, runs)
         kv.commit_(packed.all_slots, packed.positions)
         last = {}
@@ -325,6 +320,7 @@ class Layout:
             last[run.owner] = int(flat[-1])
             starts.append(int(flat[0]))
         order = np.argsort(starts, kind="stable").tolist()
+        features = [part.features for part, _ in pairs]
         present = [features[i] for i in order if features[i] is not None]
         rows = self._plain_rows(kv, packed, tips=[last[owner] for owner, _, _ in active])
         ids = rows.visibility.ids_S.tolist()
@@ -335,7 +331,6 @@ class Layout:
             features_NF=torch.cat(present) if present else None,
             index_N=tensor(np.concatenate([packed.flat[i] for i in order]), self.device),
             segment_S=np.array([ids.index(owner) for owner, _, _ in active], np.int32),
-            start_S=np.array([position for _, position, _ in active], np.int32),
             position_S=active_S3[:, 1],
             root_S=active_S3[:, 2],
             frame=PaddedLayout(tensor_rows, self.packed, self.device),

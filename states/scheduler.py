@@ -209,8 +209,7 @@ class Scheduler:
         if running and not (self._queue or self._some_wait()):
             return self._plan(f"{running} run")
         intake = self._choose()
-        folds = tuple(branch for branch in intake.branches if branch.combines)
-        if folds:
+        if folds := tuple(branch for branch in intake.branches if branch.combines):
             return replace(self._plan(f"parts are complete: {_names(folds)}", intake), folds=folds)
         if self.block.max_num_batched_tokens is not None:
             tree_rows = self.admission.capacity.round_rows(running)

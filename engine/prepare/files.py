@@ -34,8 +34,7 @@ def _machine_names() -> list[str]:
 
 def open_graph(ref: str, sets: Iterable[str] = (), table: OpTable | None = None) -> Program:
     """Read, check and resolve a graph; raises GraphError. ref: a path, or the name of a shipped
-    graph (`x`, `x.yaml` or `graphs/x.yaml`). sets: `path=value` changes. table: the ops and guards;
-    None reads them."""
+    graph (`x`, `x.yaml`, `graphs/x.yaml`). sets: `path=value` changes. table: None reads it."""
     return load_program(open_source(ref), table or op_table(), sets=sets)
 
 

@@ -22,7 +22,7 @@ SCHEMA = 1
 @dataclass(slots=True)
 class ProbeFigures:
     """A run's probe so far; errors: [L, 2] ||blended - full|| / ||full|| of K and V of every
-    prompt, or part of one, with cached rows. kl: KL(full || blended) in nats of first tokens after
+    prompt, or part of one, with cached rows. kl: KL(full || blended) in nats of the tokens after
     them."""
 
     rows: int = 0
@@ -43,8 +43,7 @@ class ProbeFigures:
 
 
 def blend_figures(meter: "Meter", board: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The part `blend` of metrics.json, if the graph blends; operations of each prompt, or part,
-    alone."""
+    """The part `blend` of metrics.json, if the graph blends; operations of each part alone."""
     blending: BlendState | None = board["branches"].blend
     if blending is None:
         return None

@@ -1,8 +1,7 @@
 """A saved run, transition by transition and without a model, from its trace, outputs and manifest;
 its trace as a table, for ui.perfetto.dev, for the page of a server.
 
-A trace has no owner of a slot: the strip of a replayed run shows the number of slots of each owner.
-"""
+A trace has no owner of a slot: the strip of a replayed run shows how many slots each owner has."""
 
 import csv
 import io
@@ -79,8 +78,7 @@ class ReplayedView(run_view.RunView):
 
 @dataclass(eq=False)
 class ReplayedBranch:
-    """As it ended; text: None for an outline; texts: of single tokens; rounds: number of its
-    forwards."""
+    """As it ended; text: None for an outline; texts: of single tokens; rounds: its forwards."""
 
     name: str
     index: int

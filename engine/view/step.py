@@ -358,8 +358,7 @@ class LiveStepper(Stepper):
     def _turn(self, key: str) -> None:
         turns = {"tab": 1, "right": 1, "left": -1}
         if key in turns or (key.isdigit() and int(key) < len(PAGES)):
-            page = self.page + turns[key] if key in turns else int(key)
-            self.page = page % len(PAGES)
+            self.page = (self.page + turns[key] if key in turns else int(key)) % len(PAGES)
             self.first = 0
         lines = max(len(self.pages[PAGES[self.page]]), 1)
         steps = {"up": -1, "k": -1, "down": 1, "j": 1, "page up": -10, "page down": 10}

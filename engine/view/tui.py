@@ -208,8 +208,7 @@ def _foot(snap: Snapshot, width: int, height: int, tall: bool) -> Layout:
 
 
 def _row(height: int, *cells: Layout) -> Layout:
-    """Cells side by side, parts of one layout: a layout inside another one's body is rendered
-    twice."""
+    """Cells side by side in one layout: a layout inside another one's body is rendered twice."""
     row = Layout(size=height)
     row.split_row(*cells)
     return row

@@ -28,11 +28,10 @@ def force(branches: BranchStateManager, proposal: Proposal) -> Proposal:
     chains = {}
     for tree, branch in enumerate(branches.table.active):
         if branch.matcher is not None:
-            chain: list[int] = []
             with suppress(Exception):  # an error ends the branch when its next token is drawn
                 chain = branch.matcher.forced()[:nodes]
-            if 2 * len(chain) > proposal.levels:
-                chains[tree] = chain
+                if 2 * len(chain) > proposal.levels:
+                    chains[tree] = chain
     return _with_chains(proposal, chains) if chains else proposal
 
 
