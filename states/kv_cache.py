@@ -450,9 +450,3 @@ class KVCacheManager:
         self.forget_([owner])
         request.shared = 0
         request.prefix_length = 0
-
-    def evict_idle_(self, slots: int) -> None:
-        """Evict idle cached rows until `slots` slots are free, or none is idle."""
-        if self.prefixes is not None:
-            free = self.pools[0].slots - self.pools[0].current_length
-            self.prefixes.cache.evict_to_(self.prefixes.cache.idle - max(slots - free, 0))

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from ..ops.attention.metadata import QuerySequence, tensor
-from ..ops.kv.pool import UNKNOWN, Ints, KVCache
+from ..ops.kv.pool import UNKNOWN, Ints, KVCache, Region
 from ..ops.types import (
     AlignmentState,
     ContinuousDecodingState,
@@ -465,7 +465,7 @@ class PagedLayout(RowPerBranch):
         self._row[owner] = self._free_row() if shared else self._row[prefix]
         self._row[prefix] = self._row[owner]
         for pool in self.pools:
-            pool.near_(owner, prefix)
+            pool.regions[owner] = Region(pool.regions[prefix].first)
         return False
 
     def _free_row(self) -> int:

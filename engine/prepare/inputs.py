@@ -144,8 +144,7 @@ def read_file(file: Path) -> Prompts:
 
 
 def json_object(line: str, place: str, keys: Sequence[str]) -> tuple[str, dict[str, Any]]:
-    """The one of ``keys`` that the object of a JSONL line has, and the object; raises
-    UsageError."""
+    """The one of ``keys`` that a JSONL line's object has, and the object; raises UsageError."""
     value = _json_value(line, place)
     if not isinstance(value, dict):
         raise UsageError(f"{place}: a line is a JSON object with a key {' or '.join(keys)}")
@@ -253,8 +252,8 @@ def _document(value: Any, number: int) -> Document:
 
 
 def read_text(file: Path, most: int | None = MAX_BYTES) -> str:
-    """A file's text without a byte-order mark, of `most` bytes or fewer; raises UsageError, with
-    the line where there is one."""
+    """A file's text of at most `most` bytes, without a byte-order mark; UsageError names the
+    line."""
     try:
         with file.open("rb") as stream:
             data = stream.read(None if most is None else most + 1)

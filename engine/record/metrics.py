@@ -130,8 +130,8 @@ class Meter:
 
     @classmethod
     def of(cls, counts: Mapping[str, Any]) -> "Meter":
-        """The meter of `counts`, and of its requests, if they are there, that were written as JSON,
-        whose keys are strings."""
+        """The meter of `counts`, perhaps with requests, that were written as JSON: its keys are
+        strings."""
         meter = cls()
         for name in meter.counts.keys() & counts.keys():
             number = counts[name]

@@ -149,9 +149,8 @@ class ReplayedRequest:
     def visible(self, run: ReplayedView) -> list[ReplayedBranch]:
         """The parts once they exist, before that the outline."""
         root = self.outline
-        if root is None or root.last_round <= run.parsed:
-            return self.parts
-        if any(run.rounds[part.name] for part in self.parts):
+        begun = any(run.rounds[part.name] for part in self.parts)
+        if root is None or begun or root.last_round <= run.parsed:
             return self.parts
         return [root] if run.rounds[root.name] else []
 
@@ -298,9 +297,8 @@ class Replay:
             # A cancelled branch keeps its slots to the end of the trace.
             cancelled = branch.finish == "cancelled" and view.rounds[branch.name] > 0
             if cancelled or branch.stage(view) == "running":
-                kinds.append(
-                    run_view.OUTLINE if branch.index < 0 else run_view.BRANCH + branch.index
-                )
+                code = run_view.BRANCH + branch.index
+                kinds.append(code if branch.index >= 0 else run_view.OUTLINE)
                 counts.append(max(view.tokens[branch.name] - 1, 0))
         codes = np.zeros(max(self._target["capacity_slots"], used), np.int16)
         prefix = max(used - sum(counts), 0)

@@ -340,8 +340,8 @@ STATUS_STYLES = {
 
 
 def layers_line(blend: BlendSummary, width: int) -> Text:
-    """A cell for each layer of the last blended forward: its status, and the number of computed
-    rows unless the model is deep."""
+    """A cell for each layer of the last blended forward: status, and computed rows if there is
+    room."""
     text = Text("layers ", style="dim", no_wrap=True)
     counts = "/".join(map(str, blend.picked)) or "0"
     tail = f" cached {blend.reused} · picked {counts} · fresh {blend.suffix}"

@@ -206,10 +206,6 @@ class SlotTable:
                     region = Region.between(others, least or size, limit)
         self.regions[home] = region
 
-    def near_(self, home: int, other: int) -> None:
-        """Start a home's region where another's is."""
-        self.regions[home] = Region(self.regions[other].first)
-
     def keys_of(self, homes: Sequence[int]) -> Keys:
         """The slots of some homes: first slot and length of a run, or a list if it is sparse."""
         regions = [self.regions.get(home) for home in homes]

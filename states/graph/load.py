@@ -161,7 +161,6 @@ def value_at(path: KeyPath, data: Any) -> Any:
 
 
 def _model_at(loc: KeyPath, data: Any) -> type[BaseModel] | None:
-    """The model of a mapping at `loc` of a graph."""
     block = OUTLINE_DRAFTER if loc[:2] == OUTLINE_DRAFTER else loc[:1]
     if not loc or block[-1] not in KINDS:
         return model_at(Graph, loc)

@@ -74,8 +74,7 @@ def commit_beams_(
         search.beams = _part(chosen.beams, slice(number, number + 1))
         extend_(search, step, number)
         if number < len(batch.ran):
-            slots_W = batch.rows.node_slots_ST[number]
-            beams.commit_rows_(branch, search, slots_W, step.parent_SW[number])
+            beams.commit_rows_(branch, batch.rows.node_slots_ST[number], step.parent_SW[number])
         write_tokens_(branch, search, step, number)
     counts = zip(batch.branches, before, strict=True)
     committed = tuple(len(branch.tokens) - count for branch, count in counts)
