@@ -42,9 +42,6 @@ class SegmentTree:
         self._ids = count()
         self._reads: dict[int, tuple[int, ...]] = {}
 
-    def __contains__(self, segment: int) -> bool:
-        return segment in self.parent
-
     def add(self, parent: int = NO_SEGMENT) -> int:
         segment = next(self._ids)
         self.parent[segment] = parent

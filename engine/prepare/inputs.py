@@ -252,8 +252,8 @@ def _document(value: Any, number: int) -> Document:
 
 
 def read_text(file: Path, most: int | None = MAX_BYTES) -> str:
-    """A file's text of at most `most` bytes, without a byte-order mark; UsageError names the
-    line."""
+    """A file's text without a byte-order mark, of `most` bytes or fewer; raises UsageError, with
+    the line where there is one."""
     try:
         with file.open("rb") as stream:
             data = stream.read(None if most is None else most + 1)

@@ -130,8 +130,7 @@ class Meter:
 
     @classmethod
     def of(cls, counts: Mapping[str, Any]) -> "Meter":
-        """The meter of `counts`, perhaps with requests, that were written as JSON: its keys are
-        strings."""
+        """The meter of `counts`, with requests or without, from JSON, whose keys are strings."""
         meter = cls()
         for name in meter.counts.keys() & counts.keys():
             number = counts[name]
@@ -183,8 +182,7 @@ class Meter:
             marks = self.marks.setdefault(key, Marks())
             if committed:
                 marks.last_token = at
-                if marks.first_token is None:
-                    marks.first_token = at
+                marks.first_token = at if marks.first_token is None else marks.first_token
             if accepted >= 0:
                 self.accepted += accepted
                 self.lengths[committed] += 1

@@ -119,8 +119,7 @@ class RunFolder:
 
     def append(self, name: str, value: Mapping[str, Any]) -> None:
         """Append a record to trace.jsonl or a finished answer to outputs.jsonl; none after a fault.
-        Answers are flushed, so they survive the process; for trace records that would cost too
-        much."""
+        Answers are flushed, so they survive the process; to flush trace records would cost more."""
         if not self.exists or name in self._failed:
             return
         self._failed.add(name)

@@ -227,8 +227,9 @@ def train_drafter(kind: type[Trainer], settings: DrafterTraining, source: Datase
             values = {name: value.item() for name, value in {"loss": loss, **figures}.items()}
             progress.step += 1
             if not math.isfinite(values["loss"]):
-                what = f"the loss of step {progress.step} is not finite"
-                raise UsageError(f"{what}: try a lower --lr")
+                raise UsageError(
+                    f"the loss of step {progress.step} is not finite: try a lower --lr"
+                )
             progress.tokens += batch.ids.numel()
             progress.seconds += time.monotonic() - start
             progress.index = packer.index
@@ -288,8 +289,9 @@ def _restore(trainer: Trainer, dataset: Dataset) -> Progress:
         trainer.optimizer.load_state_dict(state["optimizer"])
         return Progress(**state["progress"])
     except (KeyError, RuntimeError, TypeError, ValueError) as error:
-        reason = first_line(error)
-        raise UsageError(f"{file}: of a training with other settings ({reason})") from None
+        raise UsageError(
+            f"{file}: of a training with other settings ({first_line(error)})"
+        ) from None
 
 
 @contextmanager

@@ -262,8 +262,7 @@ def picture(program: Program, run: Run) -> str:
             waiting = sum(b.waits for r in value.requests for b in r.branches)
             text = f"{len(value.requests)} requests, {len(value.active)} active, {waiting} waiting"
         elif isinstance(value, KVCache):
-            used = f"{value.current_length}/{value.capacity} slots in use"
-            text = f"{describe(value.data)}, {used}"
+            text = f"{describe(value.data)}, {value.current_length}/{value.capacity} slots in use"
         if len(text) > MAX_VALUE_LENGTH:
             text = f"{text[: MAX_VALUE_LENGTH - 3]}..."
         lines.append(f"     {key.ljust(width)}  {text}")
