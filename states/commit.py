@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ..ops.blend import BlendReport
 from ..ops.forward import HostReader
-from ..ops.kv.pool import Ints
+from ..ops.kv.pool import NO_SEGMENT, Ints
 from ..ops.types import packed_places
 from ..ops.verify.verify import BROKEN, Accepted, FirstTokens, GrammarRows
 from .lifecycle import Lifecycle
@@ -64,8 +64,16 @@ class Committer:
             tree = _accept_path(number, batch, result, accepted, host=host)
             trees.append(tree)
             nodes = np.array(tree.path[: tree.num_committed + 1])
+            first = branch.num_cached_tokens
+            position = branch.length
+            branch.num_cached_tokens += len(nodes)
+            branch.length += len(nodes)
+            home = self.kv_cache.table.segments.home[branch.owner]
             slots = slots_ST[number, nodes]
-            self._commit_path_(branch, slots, rows_ST[number, nodes], features_QF)
+            kv.commit_(slots, range(position, branch.length), branch.owner, home)
+            tokens = branch.tokens[first : branch.num_cached_tokens]
+            rows = rows_ST[number, nodes]
+            self._observe_(branch, position, tokens, rows, features_QF=features_QF, is_path=True)
         kv.release_(fresh[~kv.committed[fresh]])
         if batch.spans:
             legal = LegalTokens(result.best_RC, roots.bound, host)
@@ -101,20 +109,6 @@ class Committer:
             self.lifecycle.release_and_prepare_(branches)
         return summary
 
-    def _commit_path_(
-        self, branch: Branch, slots: Ints, rows: Ints, features_QF: Tensor | None
-    ) -> None:
-        position = branch.length
-        first = branch.num_cached_tokens
-        branch.num_cached_tokens += len(slots)
-        branch.length += len(slots)
-        home = self.kv_cache.table.segments.home[branch.owner]
-        self.pools[0].commit_(slots, range(position, branch.length), branch.owner, home)
-        tokens = branch.tokens[first : branch.num_cached_tokens]
-        self._observe_(
-            branch, branch.owner, position, tokens, rows=rows, features_QF=features_QF, is_path=True
-        )
-
     def _commit_prompts_(
         self, batch: Batch, result: RoundResult, legal: "LegalTokens", features_QF: Tensor | None
     ) -> None:
@@ -143,21 +137,22 @@ class Committer:
             tip += span.draws
             rows = slots.flat_Cn[0]
             self._observe_(
-                branch, span.owner, span.position, span.tokens, rows=rows, features_QF=features_QF
+                branch, span.position, span.tokens, rows, features_QF=features_QF, owner=span.owner
             )
 
     def _observe_(
         self,
         branch: Branch | None,
-        owner: int,
         position: int,
         tokens: Sequence[int],
-        *,
         rows: Ints,
+        *,
         features_QF: Tensor | None,
+        owner: int = NO_SEGMENT,
         is_path: bool = False,
     ) -> None:
-        prefix = owner
+        """Show committed rows to the drafter and the fold; owner: of rows without a branch."""
+        prefix = owner = owner if branch is None else branch.owner
         if branch is not None and position == branch.start:
             prefix = branch.request.prefix_owner
             if branch.reads:  # it continues the longest part

@@ -366,7 +366,7 @@ class KVCacheManager:
     def end_branches_(self, branches: Iterable[Branch]) -> None:
         freed = list[int]()
         for branch in branches:
-            if branch.owner in self.table.segments.parent and not branch.rows_released:
+            if branch.owner in self.table.segments and not branch.rows_released:
                 branch.rows_released = self.prefixes is not None and self.prefixes.insert_(branch)
                 if branch.rows_released:
                     self.forget_([branch.owner])

@@ -42,6 +42,9 @@ class SegmentTree:
         self._ids = count()
         self._reads: dict[int, tuple[int, ...]] = {}
 
+    def __contains__(self, segment: int) -> bool:
+        return segment in self.parent
+
     def add(self, parent: int = NO_SEGMENT) -> int:
         segment = next(self._ids)
         self.parent[segment] = parent
@@ -238,3 +241,8 @@ class RequestTable:
     def _remove(self, request: Request) -> None:
         self.open.pop(request.prefix_owner, None)
         self.waiting.pop(request.prefix_owner, None)
+
+    def bim(self, owner: int) -> int:
+        """The branch index map value of a row of this owner: -1 for a prefix."""
+        branches = (branch for request in self.open.values() for branch in request.all_branches())
+        return next((branch.index for branch in branches if branch.owner == owner), -1)

@@ -227,9 +227,8 @@ def train_drafter(kind: type[Trainer], settings: DrafterTraining, source: Datase
             values = {name: value.item() for name, value in {"loss": loss, **figures}.items()}
             progress.step += 1
             if not math.isfinite(values["loss"]):
-                raise UsageError(
-                    f"the loss of step {progress.step} is not finite: try a lower --lr"
-                )
+                what = f"the loss of step {progress.step} is not finite"
+                raise UsageError(f"{what}: try a lower --lr")
             progress.tokens += batch.ids.numel()
             progress.seconds += time.monotonic() - start
             progress.index = packer.index
@@ -289,9 +288,8 @@ def _restore(trainer: Trainer, dataset: Dataset) -> Progress:
         trainer.optimizer.load_state_dict(state["optimizer"])
         return Progress(**state["progress"])
     except (KeyError, RuntimeError, TypeError, ValueError) as error:
-        raise UsageError(
-            f"{file}: of a training with other settings ({first_line(error)})"
-        ) from None
+        reason = first_line(error)
+        raise UsageError(f"{file}: of a training with other settings ({reason})") from None
 
 
 @contextmanager

@@ -24,7 +24,7 @@ def grow_tree_(drafter: Drafter, frontier: Any) -> Proposal:
 def force(branches: BranchStateManager, proposal: Proposal) -> Proposal:
     """Replace a tree by the chain of tokens that a grammar forces, if the chain is longer than half
     of the tree's depth."""
-    nodes = proposal.tokens_SN.shape[1]
+    trees, nodes = proposal.tokens_SN.shape
     chains = {}
     for tree, branch in enumerate(branches.table.active):
         if branch.matcher is not None:
@@ -32,12 +32,8 @@ def force(branches: BranchStateManager, proposal: Proposal) -> Proposal:
                 chain = branch.matcher.forced()[:nodes]
                 if 2 * len(chain) > proposal.levels:
                     chains[tree] = chain
-    return _with_chains(proposal, chains) if chains else proposal
-
-
-def _with_chains(proposal: Proposal, chains: dict[int, list[int]]) -> Proposal:
-    """The proposal with some trees replaced by one path each, padded with invalid nodes."""
-    trees, nodes = proposal.tokens_SN.shape
+    if not chains:
+        return proposal
     device = proposal.tokens_SN.device
     chain_of = [chains.get(tree, []) for tree in range(trees)]
     tokens_SN = tensor([chain + [0] * (nodes - len(chain)) for chain in chain_of], device)

@@ -56,12 +56,12 @@ def prefix(*tokens: int, position: int, flat: Ints, of: torch.Tensor | None) -> 
 
 
 def observe(
-    state: Drafter, branch: Branch, *place: Any, flat: Ints, of: torch.Tensor, path: bool = False
+    state: Drafter, branch: Branch, *rows: Any, of: torch.Tensor, path: bool = False
 ) -> None:
-    """Commit rows of a branch at a position, with tokens and flat indices."""
+    """Commit rows of a branch: their position, tokens and flat indices."""
     committer = Committer.__new__(Committer)
     committer.drafter, committer.fold = state, None
-    committer._observe_(branch, OWNER, *place, rows=flat, features_QF=of, is_path=path)
+    committer._observe_(branch, *rows, features_QF=of, is_path=path)
 
 
 def take_in_path(
@@ -74,7 +74,7 @@ def take_in_path(
     position, first = branch.length, branch.num_cached_tokens
     branch.num_cached_tokens += len(flat)
     tokens = branch.tokens[first : branch.num_cached_tokens]
-    observe(state, branch, position, tokens, flat=flat, of=features(60, 61, 62), path=True)
+    observe(state, branch, position, tokens, flat, of=features(60, 61, 62), path=True)
 
 
 def queued(state: Drafter) -> list[tuple[int, int, list[int], list[float] | None]]:
@@ -89,7 +89,7 @@ def started(kind: str, branch: Branch) -> Any:
     """After the forward of a whole prompt: flat rows 0 to 4, with the features 10 to 14."""
     state, given = new_drafter(kind), features(10, 11, 12, 13, 14)
     state.observe(prefix(1, 2, 3, position=0, flat=rows(0, 1, 2), of=given))
-    observe(state, branch, 3, branch.prompt.ids, flat=rows(3, 4), of=given)
+    observe(state, branch, 3, branch.prompt.ids, rows(3, 4), of=given)
     return state
 
 
