@@ -73,25 +73,24 @@ def select(
     for each live beam, then one for each new search. There are enough candidates for W live beams
     even if all stop ids are among them."""
     beams = searches.beams
-    width = num_beams
     vocab = logits.shape[1]
     log_RV = logits.float().log_softmax(-1)
-    trees_SWV = log_RV[: rows.tree_rows].view(rows.trees, width, vocab)
-    first_SWV = log_RV[rows.tree_rows :, None].expand(-1, width, -1)  # they all see the prompt
+    trees_SWV = log_RV[: rows.tree_rows].view(rows.trees, num_beams, vocab)
+    first_SWV = log_RV[rows.tree_rows :, None].expand(-1, num_beams, -1)  # they all see the prompt
     sums_SWV = torch.cat([trees_SWV, first_SWV]) + beams.running_SW[:, :, None]
-    best = sums_SWV.flatten(1).topk(max(2, 1 + searches.stops_SE.shape[1]) * width)
+    best = sums_SWV.flatten(1).topk(max(2, 1 + searches.stops_SE.shape[1]) * num_beams)
     parent_SC = best.indices // vocab
     token_SC = best.indices % vocab
     stops_SC = (token_SC[:, :, None] == searches.stops_SE[:, None]).any(-1)
     length_S1 = searches.length_S1
     stops_SC = stops_SC | (length_S1 >= searches.budget_S1)
     running_SC = best.values + stops_SC.float() * NONE
-    on_SW = running_SC.topk(width).indices
+    on_SW = running_SC.topk(num_beams).indices
     # only the first W candidates can finish; the others are possible continuations
-    ended_SC = stops_SC & (torch.arange(stops_SC.shape[1], device=stops_SC.device) < width)
+    ended_SC = stops_SC & (torch.arange(stops_SC.shape[1], device=stops_SC.device) < num_beams)
     scores_SC = best.values / length_S1.double().pow(length_penalty).float()
     scores_SC = torch.cat([beams.kept_SW, scores_SC.masked_fill(~ended_SC, -inf)], dim=1)
-    finished = scores_SC.topk(width)
+    finished = scores_SC.topk(num_beams)
     origin_SW = finished.indices
     ended_SW = torch.cat([beams.ended_SW, ended_SC], dim=1).gather(1, origin_SW)
     after = Beams(running_SC.gather(1, on_SW), finished.values, ended_SW)
@@ -99,7 +98,7 @@ def select(
     if early_stopping == "never" and length_penalty > 0.0:
         longest_S1 = searches.budget_S1  # with more tokens a live beam may still get better
     enough_S = after.ended_SW.all(1)
-    if early_stopping is not True and width > 1:  # one beam is greedy decoding
+    if early_stopping is not True and num_beams > 1:  # one beam is greedy decoding
         divisor_S = longest_S1[:, 0].double().pow(length_penalty).float()
         reachable_S = after.running_SW[:, 0] / divisor_S
         enough_S = enough_S & (reachable_S <= after.kept_SW[:, -1])

@@ -93,11 +93,8 @@ class Blend:
         """Cached rows `cached`, in the order of their flat indices in `rows`. Of a budget of n rows
         a check layer picks int(ratio * n), computed in float64."""
         index_R = np.flatnonzero(np.isin(rows.role_BQ, (RowRole.PROTECTED, RowRole.REUSED)))
-        keys = {
-            "per_prompt": (rows.prompt_BQ,),
-            "per_branch": (rows.prompt_BQ, rows.branch_BQ),
-            "per_chunk": (rows.prompt_BQ, rows.branch_BQ, rows.chunk_BQ),
-        }[settings.budget]
+        depth = {"per_prompt": 1, "per_branch": 2, "per_chunk": 3}[settings.budget]
+        keys = (rows.prompt_BQ, rows.branch_BQ, rows.chunk_BQ)[:depth]
         is_reused_BQ = rows.role_BQ == RowRole.REUSED
         budget_BQ = np.full(rows.role_BQ.shape, -1, np.int32)
         key_XR = np.stack([key[is_reused_BQ] for key in keys])

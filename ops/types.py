@@ -278,14 +278,13 @@ class DraftRows:
     rows: the drafter's own; `tips_R` are the last rows of the active branches, in order.
     features_NF, index_N: the target's features (None for drafters that read tokens alone), and
         int64, the flat indices of the rows that are not padding, increasing.
-    segment_S, start_S: the number of each branch's segment in `rows.visibility`, the position of
-        its root token (host ints); position_S, root_S: int64, that position, and the token."""
+    segment_S: int32 on the host, the number of each branch's segment in `rows.visibility`.
+    position_S, root_S: int64, the position of each root token, and the token."""
 
     rows: Rows
     features_NF: Tensor | None
     index_N: Tensor
     segment_S: Ints
-    start_S: Ints
     position_S: Tensor
     root_S: Tensor
     frame: PaddedLayout

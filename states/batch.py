@@ -123,8 +123,7 @@ class BatchBuilder:
         self.table.begin(request)
         if request.stage is not Stage.PREFILL:
             move(request, "read")
-        if (more := count + request.prefix_length - request.body_size) > 0:
-            request.borrow_tail(more)
+        request.borrow_tail(request.prefix_length + count)
         rest = request.body[request.prefix_length :]
         return self._extend_prefix_(request, PromptTokens(rest[:count]))
 

@@ -99,10 +99,9 @@ class BeamState:
             segments=[search.tips(branch.owner) for branch, search in pairs],
         )
 
-    def commit_rows_(
-        self, branch: Branch, search: BeamSearch, slots_W: Ints, parent_W: Ids
-    ) -> None:
+    def commit_rows_(self, branch: Branch, slots_W: Ints, parent_W: Ids) -> None:
         """Commit the new rows of live beams as segments; free the rows that no beam needs."""
+        search = self.searches[branch.owner]
         segments = self.table.segments
         alive = np.unique(parent_W)
         self.kv.release_(np.delete(slots_W, alive))

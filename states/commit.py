@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ..ops.blend import BlendReport
 from ..ops.forward import HostReader
-from ..ops.kv.pool import Ints
+from ..ops.kv.pool import NO_SEGMENT, Ints
 from ..ops.types import packed_places
 from ..ops.verify.verify import BROKEN, Accepted, FirstTokens, GrammarRows
 from .lifecycle import Lifecycle
@@ -64,8 +64,16 @@ class Committer:
             tree = _accept_path(number, batch, result, accepted, host=host)
             trees.append(tree)
             nodes = np.array(tree.path[: tree.num_committed + 1])
+            first = branch.num_cached_tokens
+            position = branch.length
+            branch.num_cached_tokens += len(nodes)
+            branch.length += len(nodes)
+            home = self.kv_cache.table.segments.home[branch.owner]
             slots = slots_ST[number, nodes]
-            self._commit_path_(branch, slots, rows_ST[number, nodes], features_QF)
+            kv.commit_(slots, range(position, branch.length), branch.owner, home)
+            tokens = branch.tokens[first : branch.num_cached_tokens]
+            rows = rows_ST[number, nodes]
+            self._observe_(branch, position, tokens, rows, features_QF=features_QF, is_path=True)
         kv.release_(fresh[~kv.committed[fresh]])
         if batch.spans:
             legal = LegalTokens(result.best_RC, roots.bound, host)
@@ -101,18 +109,6 @@ class Committer:
             self.lifecycle.release_and_prepare_(branches)
         return summary
 
-    def _commit_path_(
-        self, branch: Branch, slots: Ints, rows: Ints, features_QF: Tensor | None
-    ) -> None:
-        position = branch.length
-        first = branch.num_cached_tokens
-        branch.num_cached_tokens += len(slots)
-        branch.length += len(slots)
-        home = self.kv_cache.table.segments.home[branch.owner]
-        self.pools[0].commit_(slots, range(position, branch.length), branch.owner, home)
-        tokens = branch.tokens[first : branch.num_cached_tokens]
-        self._observe_(branch, position, tokens, rows, features_QF=features_QF, is_path=True)
-
     def _commit_prompts_(
         self, batch: Batch, result: RoundResult, legal: "LegalTokens", features_QF: Tensor | None
     ) -> None:
@@ -121,73 +117,62 @@ class Committer:
         bound = 0
         for span, slots in zip(batch.spans, batch.placed.spans, strict=True):
             count = len(span.tokens)
-            rows = slots.flat_Cn[0]
             for slots_n in slots.slots_Cn:
                 self.pools[0].commit_(slots_n, span.positions)
             branch = span.branch
             if branch is not None:
                 branch.length += count
-            if branch is None or branch.ended:  # the end of a part that another branch reads
-                if branch is not None:
+                if branch.ended:  # the end of a part that another branch reads
                     branch.num_cached_tokens += count
-                committed = CommittedRows(
-                    owner=span.owner,
-                    prefix=span.owner,
-                    position=span.position,
-                    tokens=span.tokens,
-                    rows=rows,
-                    features_QF=features_QF,
-                    branch=branch,
-                )
-                if branch is None or _is_read_later(branch):
-                    self.drafter.observe(committed)
-                continue
-            if branch.tokens:
-                pass  # a resumed branch: its next token is known
-            elif not span.draws:
-                branch.end(Finish.STOP)
-            elif branch.matcher is None:
-                append_tokens(branch, [int(result.drawn_R[tip])])
-            else:
-                with failing(branch):
-                    append_tokens(branch, [legal.draw(branch.matcher, bound)])
-                bound += 1
+                elif branch.tokens:
+                    pass  # a resumed branch: its next token is known
+                elif not span.draws:
+                    branch.end(Finish.STOP)
+                elif branch.matcher is None:
+                    append_tokens(branch, [int(result.drawn_R[tip])])
+                else:
+                    with failing(branch):
+                        append_tokens(branch, [legal.draw(branch.matcher, bound)])
+                    bound += 1
             tip += span.draws
-            self._observe_(branch, span.position, span.tokens, rows, features_QF=features_QF)
+            rows = slots.flat_Cn[0]
+            self._observe_(
+                branch, span.position, span.tokens, rows, features_QF=features_QF, owner=span.owner
+            )
 
     def _observe_(
         self,
-        branch: Branch,
+        branch: Branch | None,
         position: int,
         tokens: Sequence[int],
         rows: Ints,
         *,
         features_QF: Tensor | None,
+        owner: int = NO_SEGMENT,
         is_path: bool = False,
     ) -> None:
-        """Show the committed rows of a branch to the drafter and to the fold."""
-        prefix = branch.request.prefix_owner
-        if branch.reads:  # it continues the longest part
-            prefix = max(branch.reads, key=lambda part: part.start + part.num_tokens).owner
+        """Show committed rows to the drafter and the fold; owner: of rows without a branch."""
+        prefix = owner = owner if branch is None else branch.owner
+        if branch is not None and position == branch.start:
+            prefix = branch.request.prefix_owner
+            if branch.reads:  # it continues the longest part
+                prefix = max(branch.reads, key=lambda part: part.start + part.num_tokens).owner
+        runs = branch is not None and branch.stage is Stage.RUNNING
         committed = CommittedRows(
-            owner=branch.owner,
+            owner=owner,
             prefix=prefix,
             position=position,
             tokens=tokens,
-            following=branch.pending if branch.stage is Stage.RUNNING else [],
+            following=branch.pending if branch is not None and runs else [],
             rows=rows,
             features_QF=features_QF,
             is_path=is_path,
             branch=branch,
         )
-        if _is_read_later(branch):
+        if branch is None or runs or branch.is_root or branch.stays:  # later rows read these
             self.drafter.observe(committed)
-        if self.fold is not None:
+        if branch is not None and self.fold is not None:
             self.fold.remember_(branch, committed)
-
-
-def _is_read_later(branch: Branch) -> bool:
-    return branch.is_root or branch.stage is Stage.RUNNING or branch.stays
 
 
 def read_round(

@@ -69,17 +69,14 @@ class PrefixCacheManager:
             self._counted.add(owner)
             self.cache.figures.asked += len(ids)
         self._publish_prefix_of_(ids, request.cache_salt)
-        salt = request.cache_salt
         limit = self._max_shared(request)
-        length = self.cache.attach_(owner, ids, limit, salt, drafts=_drafts(request))
+        length = self.cache.attach_(owner, ids, limit, request.cache_salt, drafts=_drafts(request))
         self.cache.figures.reused += length
         if request.stage is Stage.WAITING:
             request.reused = length
-        if length:
-            request.shared = length
-            request.extend_prefix(ids[:length].tolist())
-        if (more := length - request.body_size) > 0:
-            request.borrow_tail(more)
+        request.shared = length
+        request.extend_prefix(ids[:length].tolist())
+        request.borrow_tail(length)
 
     def make_room_(self, claimed: int, starting: Sequence[Request]) -> None:
         """Evict idle rows: those in the regions of the requests that start, and those in excess of
@@ -453,9 +450,3 @@ class KVCacheManager:
         self.forget_([owner])
         request.shared = 0
         request.prefix_length = 0
-
-    def evict_idle_(self, slots: int) -> None:
-        """Evict idle cached rows until `slots` slots are free, or none is idle."""
-        if self.prefixes is not None:
-            free = self.pools[0].slots - self.pools[0].current_length
-            self.prefixes.cache.evict_to_(self.prefixes.cache.idle - max(slots - free, 0))

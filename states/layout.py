@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from ..ops.attention.metadata import QuerySequence, tensor
-from ..ops.kv.pool import UNKNOWN, Ints, KVCache
+from ..ops.kv.pool import UNKNOWN, Ints, KVCache, Region
 from ..ops.types import (
     AlignmentState,
     ContinuousDecodingState,
@@ -310,13 +310,8 @@ class Layout:
         self, kv: KVCache, pending: Sequence[PendingRows], active: Sequence[tuple[int, int, int]]
     ) -> DraftRows:
         """The drafter's new rows; active: (owner, root position, root token) of each branch."""
-        runs = []
-        features = []
-        for part in pending:
-            if part.tokens:
-                for run in self._runs(part):
-                    runs.append(run)
-                    features.append(part.features)
+        pairs = [(part, run) for part in pending if part.tokens for run in self._runs(part)]
+        runs = [run for _, run in pairs]
         packed = PackedQueries(kv, runs)
         kv.commit_(packed.all_slots, packed.positions)
         last = {}
@@ -325,6 +320,7 @@ class Layout:
             last[run.owner] = int(flat[-1])
             starts.append(int(flat[0]))
         order = np.argsort(starts, kind="stable").tolist()
+        features = [part.features for part, _ in pairs]
         present = [features[i] for i in order if features[i] is not None]
         rows = self._plain_rows(kv, packed, tips=[last[owner] for owner, _, _ in active])
         ids = rows.visibility.ids_S.tolist()
@@ -335,7 +331,6 @@ class Layout:
             features_NF=torch.cat(present) if present else None,
             index_N=tensor(np.concatenate([packed.flat[i] for i in order]), self.device),
             segment_S=np.array([ids.index(owner) for owner, _, _ in active], np.int32),
-            start_S=np.array([position for _, position, _ in active], np.int32),
             position_S=active_S3[:, 1],
             root_S=active_S3[:, 2],
             frame=PaddedLayout(tensor_rows, self.packed, self.device),
@@ -395,9 +390,7 @@ class BatchingLayout(RowPerBranch):
         if not ready:
             ready = [self._vacate_()]
             for pool in self.pools:
-                source = pool.slots_of(prefix, self._copies[prefix][0])
-                if source.size:
-                    pool.copy_(source, pool.lowest_free(source.size, ready[0]), "fork")
+                pool.copy_rows_(prefix, self._copies[prefix][0], ready[0], "fork")
             self._copies[prefix].append(ready[0])
         self._row[owner] = ready[0]
         return ready[0] == parts
@@ -409,9 +402,7 @@ class BatchingLayout(RowPerBranch):
         if target == row:
             return
         for pool in self.pools:
-            source = pool.slots_of(owner, row)
-            if source.size:
-                pool.copy_(source, pool.lowest_free(source.size, target), "attend")
+            pool.copy_rows_(owner, row, target, "attend")
             pool.retire_([owner], row)
 
     def _vacate_(self) -> int:
@@ -474,7 +465,7 @@ class PagedLayout(RowPerBranch):
         self._row[owner] = self._free_row() if shared else self._row[prefix]
         self._row[prefix] = self._row[owner]
         for pool in self.pools:
-            pool.near_(owner, prefix)
+            pool.regions[owner] = Region(pool.regions[prefix].first)
         return False
 
     def _free_row(self) -> int:

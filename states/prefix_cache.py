@@ -202,10 +202,9 @@ class PrefixCache:
         """Cache rows of the prefix of a running request, which continues after them; more:
         descendants that hold some of the rows."""
         above = self.segments.insert_above(segment)
-        end = start + len(tokens)
         for pool in self.pools:
             for owner in (segment, *more):
-                pool.split_(owner, above, end)
+                pool.split_(owner, above, start + len(tokens))
         self._insert(above, start, tokens, salt=salt, pins=1)
 
     def insert_(self, segment: int, tokens: Ints, start: int, salt: str = "") -> bool:

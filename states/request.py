@@ -338,11 +338,12 @@ class Request:
         self.context[self.prefix_length : end] = ids
         self.prefix_length = end
 
-    def borrow_tail(self, count: int) -> None:
-        """Move the first `count` ids of the root branch's prompt into the prefix."""
-        self.prefix += self.tail[:count]
-        self.tail = PromptTokens(self.tail[count:])
-        self.borrowed_rows += count
+    def borrow_tail(self, rows: int) -> None:
+        """Let the prefix have `rows` ids; the root branch's prompt gives the missing ones."""
+        if (count := rows - self.body_size) > 0:
+            self.prefix += self.tail[:count]
+            self.tail = PromptTokens(self.tail[count:])
+            self.borrowed_rows += count
 
     def shrink_prefix(self, length: int) -> None:
         """Cut the prefix to `length` ids, those shared by all branches; the ids after them are

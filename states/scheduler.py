@@ -209,8 +209,7 @@ class Scheduler:
         if running and not (self._queue or self._some_wait()):
             return self._plan(f"{running} run")
         intake = self._choose()
-        folds = tuple(branch for branch in intake.branches if branch.combines)
-        if folds:
+        if folds := tuple(branch for branch in intake.branches if branch.combines):
             return replace(self._plan(f"parts are complete: {_names(folds)}", intake), folds=folds)
         if self.block.max_num_batched_tokens is not None:
             tree_rows = self.admission.capacity.round_rows(running)
@@ -272,7 +271,10 @@ class Scheduler:
         while kv.needed_length + capacity.tree_slots(len(active)) > capacity.capacity:
             if not self._free_rows_():
                 return
-        self.kv_cache.evict_idle_(capacity.tree_slots(len(active)))
+        if self.kv_cache.prefixes is not None:
+            free = kv.slots - kv.current_length
+            cache = self.kv_cache.prefixes.cache
+            cache.evict_to_(cache.idle - max(capacity.tree_slots(len(active)) - free, 0))
 
     def _free_rows_(self) -> bool:
         """Preempt the youngest branch, or the youngest request if it has only one and is not alone,

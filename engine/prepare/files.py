@@ -10,16 +10,7 @@ from pathlib import Path
 from ...ops.registry import OpTable
 from ...states.graph.graph import EXTENDS, Program
 from ...states.graph.load import base_of, extend, load_program, op_table
-from ...states.yaml.source import (
-    MAX_BYTES,
-    GraphError,
-    Problem,
-    ProblemCode,
-    Source,
-    decode,
-    hint,
-    quoted,
-)
+from ...states.yaml.source import GraphError, Problem, ProblemCode, Source, hint, quoted, read
 
 PACKAGE = __name__.split(".")[0]
 FOLDER = "graphs"
@@ -43,8 +34,7 @@ def _machine_names() -> list[str]:
 
 def open_graph(ref: str, sets: Iterable[str] = (), table: OpTable | None = None) -> Program:
     """Read, check and resolve a graph; raises GraphError. ref: a path, or the name of a shipped
-    graph (`x`, `x.yaml` or `graphs/x.yaml`). sets: `path=value` changes. table: the ops and guards;
-    None reads them."""
+    graph (`x`, `x.yaml`, `graphs/x.yaml`). sets: `path=value` changes. table: None reads it."""
     return load_program(open_source(ref), table or op_table(), sets=sets)
 
 
@@ -104,8 +94,7 @@ def read_source(ref: str, shown: str = "", wrong: Callable[[str], Problem] | Non
     try:
         mode = Path(ref).stat().st_mode
         if stat.S_ISREG(mode):
-            with Path(ref).open("rb") as file:
-                return Source(decode(file.read(MAX_BYTES + 1), shown or ref), shown or ref)
+            return Source(read(Path(ref), shown or ref), shown or ref)
         pipe = "pipe" if stat.S_ISFIFO(mode) else "device or socket"
         message = f"this is a {'directory' if stat.S_ISDIR(mode) else pipe}, not a file"
     except GraphError:

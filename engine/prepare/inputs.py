@@ -144,8 +144,7 @@ def read_file(file: Path) -> Prompts:
 
 
 def json_object(line: str, place: str, keys: Sequence[str]) -> tuple[str, dict[str, Any]]:
-    """The one of ``keys`` that the object of a line of a JSONL file has, and the object; raises
-    UsageError."""
+    """The one of ``keys`` that a JSONL line's object has, and the object; raises UsageError."""
     value = _json_value(line, place)
     if not isinstance(value, dict):
         raise UsageError(f"{place}: a line is a JSON object with a key {' or '.join(keys)}")
@@ -293,9 +292,8 @@ def _json_value(line: str, place: str) -> Any:
 
 
 class Fit(NamedTuple):
-    """Tokens of a prompt, the most tokens of a plain answer to it, and why they can never fit
-    (empty if they do). answer: tokens that were requested, with the outline. longest: prompt and
-    answer that fit."""
+    """Tokens of a prompt, the most of a plain answer to it, and why they can never fit, else empty.
+    answer: requested tokens, with the outline. longest: prompt and answer that fit."""
 
     prompt: int
     remaining: int

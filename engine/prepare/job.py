@@ -211,7 +211,6 @@ def prepare_graphs(graphs: Sequence[str], options: RunOptions) -> list[Job]:
 
 
 def _with_requests(program: Program, options: RunOptions) -> Program:
-    """The program with the reports that the options request."""
     name = program.graph.name
     if unknown := [state for state in options.breaks if state not in program.graph.states]:
         states = ", ".join(program.graph.states)

@@ -13,8 +13,8 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
-from ...states.graph.graph import Graph
-from ...states.graph.load import Change
+from ...states.graph.graph import OPTIONAL_BLOCKS
+from ...states.graph.load import Change, value_at
 from ...states.yaml.source import Source
 from ...states.yaml.spec import Int, Number, Spec, Text
 from ..errors import UsageError
@@ -186,8 +186,7 @@ class ServeOptions:
         """Whether this is one of the keys; takes the same time for every wrong one."""
         keys = [key, *(self.keys or ())]
         digest, *valid = [sha256(k.encode("utf-8", "surrogateescape")).digest() for k in keys]
-        same = [hmac.compare_digest(digest, other) for other in valid]
-        return any(same)
+        return sum(hmac.compare_digest(digest, other) for other in valid) > 0
 
 
 REFS = "A shipped experiment or its file; or graphs (GRAPH@PATH=VALUE,...), hf, hf-assisted."
@@ -275,7 +274,6 @@ class ClusterBlock(Spec):
 
 KEY = "profiles"
 LONG_FORM = BeforeValidator(lambda ref: {"model": ref} if isinstance(ref, str) else ref)
-OPTIONAL = [name for name, field in Graph.model_fields.items() if field.default is None]
 
 
 class Profile(Spec):
@@ -319,15 +317,13 @@ class ChosenProfile:
         changes = [
             Change(tuple(path.split(".")), value, self._place("set", path))
             for path, value in self.profile.set.items()
-            if (top := path.partition(".")[0]) in data or top not in OPTIONAL
+            if (top := path.partition(".")[0]) in data or top not in OPTIONAL_BLOCKS
         ]
         yield from changes
         changed = {change.path: change.value for change in (*changes, *sets)}
         for block in (("drafter",), ("skeleton", "drafter")):
-            here: Any = data
-            for part in (*block, "kind"):
-                here = here.get(part) if isinstance(here, dict) else None
-            kind = str(changed.get((*block, "kind"), here))
+            at = (*block, "kind")
+            kind = str(changed.get(at, value_at(at, data)))
             for key, value in self.profile.drafters.get(kind, {}).items():
                 yield Change((*block, key), value, self._place("drafters", kind, key))
 

@@ -22,7 +22,7 @@ SCHEMA = 1
 @dataclass(slots=True)
 class ProbeFigures:
     """A run's probe so far; errors: [L, 2] ||blended - full|| / ||full|| of K and V of every
-    prompt, or part of one, with cached rows. kl: KL(full || blended) in nats of first tokens after
+    prompt, or part of one, with cached rows. kl: KL(full || blended) in nats of the tokens after
     them."""
 
     rows: int = 0
@@ -43,8 +43,7 @@ class ProbeFigures:
 
 
 def blend_figures(meter: "Meter", board: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The part `blend` of metrics.json, if the graph blends; operations of each prompt, or part,
-    alone."""
+    """The part `blend` of metrics.json, if the graph blends; operations of each part alone."""
     blending: BlendState | None = board["branches"].blend
     if blending is None:
         return None
@@ -131,8 +130,7 @@ class Meter:
 
     @classmethod
     def of(cls, counts: Mapping[str, Any]) -> "Meter":
-        """The meter of `counts`, and of its requests, if they are there, that were written as JSON,
-        whose keys are strings."""
+        """The meter of `counts`, with requests or without, from JSON, whose keys are strings."""
         meter = cls()
         for name in meter.counts.keys() & counts.keys():
             number = counts[name]
@@ -184,8 +182,7 @@ class Meter:
             marks = self.marks.setdefault(key, Marks())
             if committed:
                 marks.last_token = at
-                if marks.first_token is None:
-                    marks.first_token = at
+                marks.first_token = at if marks.first_token is None else marks.first_token
             if accepted >= 0:
                 self.accepted += accepted
                 self.lengths[committed] += 1

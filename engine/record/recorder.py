@@ -27,8 +27,7 @@ BATCH_SIZE = 256  # trace records that are written together
 
 class Recorder:
     """Records every event of one run; without `write` it writes no trace. snapshot_requested: the
-    next event updates `snapshot`. listeners: called with each event after it was folded into
-    `view`."""
+    next event updates `snapshot`. listeners: called with each event, after `view` has folded it."""
 
     def __init__(self, decode: Decode, write: Write | None = None) -> None:
         self.decode = decode
@@ -165,8 +164,7 @@ class Recorder:
 
 
 def trace_record(at: int, item: Event | RoundSummary | Record, number: int) -> Record:
-    """At nanoseconds since the start; number: of a move, the tokens committed in its source; of a
-    round, its own."""
+    """At nanoseconds since the start; number: of a round, or the tokens committed before a move."""
     match item:
         case OpRan(state, op, nanos):
             values = {"state": state, "op": op, "ns": nanos, "shapes": item.shapes}
@@ -175,16 +173,14 @@ def trace_record(at: int, item: Event | RoundSummary | Record, number: int) -> R
             values = {"step": step, "from": source, "to": target, "guard": guard}
             return {"kind": "move", "t": at, **values, "ns": nanos, "committed": number}
         case RoundSummary():
-            lengths = None
-            if (alignment := item.alignment) is not None:
-                lengths = {"state": type(alignment).__name__, **asdict(alignment)}
+            alignment = item.alignment
             record = {
                 "kind": "round",
                 "t": at,
                 "round": number,
                 **{name: getattr(item, name) for name in ROUND_FIELDS},
                 "drafting": item.work._asdict(),
-                "alignment": lengths,
+                "alignment": alignment and {"state": type(alignment).__name__, **asdict(alignment)},
                 "gamma": [asdict(length) for length in item.gamma],
                 "blend": None if item.blend is None else asdict(item.blend),
                 "kv": item.target_length,

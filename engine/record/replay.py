@@ -1,8 +1,7 @@
 """A saved run, transition by transition and without a model, from its trace, outputs and manifest;
 its trace as a table, for ui.perfetto.dev, for the page of a server.
 
-A trace has no owner of a slot: the strip of a replayed run shows the number of slots of each owner.
-"""
+A trace has no owner of a slot: the strip of a replayed run shows how many slots each owner has."""
 
 import csv
 import io
@@ -79,8 +78,7 @@ class ReplayedView(run_view.RunView):
 
 @dataclass(eq=False)
 class ReplayedBranch:
-    """As it ended; text: None for an outline; texts: of single tokens; rounds: number of its
-    forwards."""
+    """As it ended; text: None for an outline; texts: of single tokens; rounds: its forwards."""
 
     name: str
     index: int
@@ -151,9 +149,8 @@ class ReplayedRequest:
     def visible(self, run: ReplayedView) -> list[ReplayedBranch]:
         """The parts once they exist, before that the outline."""
         root = self.outline
-        if root is None or root.last_round <= run.parsed:
-            return self.parts
-        if any(run.rounds[part.name] for part in self.parts):
+        begun = any(run.rounds[part.name] for part in self.parts)
+        if root is None or begun or root.last_round <= run.parsed:
             return self.parts
         return [root] if run.rounds[root.name] else []
 
@@ -300,9 +297,8 @@ class Replay:
             # A cancelled branch keeps its slots to the end of the trace.
             cancelled = branch.finish == "cancelled" and view.rounds[branch.name] > 0
             if cancelled or branch.stage(view) == "running":
-                kinds.append(
-                    run_view.OUTLINE if branch.index < 0 else run_view.BRANCH + branch.index
-                )
+                code = run_view.BRANCH + branch.index
+                kinds.append(code if branch.index >= 0 else run_view.OUTLINE)
                 counts.append(max(view.tokens[branch.name] - 1, 0))
         codes = np.zeros(max(self._target["capacity_slots"], used), np.int16)
         prefix = max(used - sum(counts), 0)

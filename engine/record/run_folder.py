@@ -48,8 +48,7 @@ def write_whole(file: Path, text: str) -> None:
 
 class RunFolder:
     """`<runs>/<utc>-<graph>-<id>/`: manifest, run.yaml, trace, outputs, metrics, summary. exists:
-    whether it could be created. faults: files that could not be written and why: the disk may be
-    full, the place read-only."""
+    whether it could be created. faults: files that could not be written, and why."""
 
     def __init__(self, path: Path, fault: str = "") -> None:
         self.path = path
@@ -120,8 +119,7 @@ class RunFolder:
 
     def append(self, name: str, value: Mapping[str, Any]) -> None:
         """Append a record to trace.jsonl or a finished answer to outputs.jsonl; none after a fault.
-        Answers are flushed, so they survive the process; a flush for each trace record would cost
-        more than the event."""
+        Answers are flushed, so they survive the process; to flush trace records would cost more."""
         if not self.exists or name in self._failed:
             return
         self._failed.add(name)

@@ -316,8 +316,7 @@ def frequent_ids(dataset: Dataset, size: int, vocabulary: int) -> Tensor:
 
 def rounds(hits_SK: Tensor, first: int) -> list[int]:
     """Tokens committed by each round of a chain of drafts, including the target's own token. A
-    draft counts only if all drafts before it are right, so the hits of every root determine the
-    rounds."""
+    draft counts only if all before it are right, so the hits of every root determine the rounds."""
     rights = hits_SK.long().cumprod(1).sum(1).tolist()
     root = first
     last = len(rights) - 1

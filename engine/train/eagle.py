@@ -9,7 +9,7 @@ features get some noise. EAGLE-3 learns the target's distribution alone."""
 from abc import abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import torch
 import torch.nn.functional as F
@@ -206,9 +206,7 @@ class Eagle3Trainer(EagleTrainer):
         drafter.t2d.fill_(False)[ids] = True
 
     @classmethod
-    def create(
-        cls, settings: Eagle3Training, teacher: Teacher, dataset: Dataset
-    ) -> "Eagle3Trainer":
+    def create(cls, settings: Eagle3Training, teacher: Teacher, dataset: Dataset) -> Self:
         size = settings.draft_vocabulary
         whole = teacher.config.vocab_size
         file = settings.checkpoint

@@ -33,8 +33,7 @@ def mermaid(graph: Graph) -> str:
 
 def describe_graph(program: Program, *, layers: int = 0) -> str:
     """A graph in words: its blocks, its states, their ops with functions and settings, its
-    transitions; of a graph that reuses cached rows the status of each of `layers` layers (0:
-    unknown)."""
+    transitions; if it reuses cached rows, the status of each of `layers` layers (0: unknown)."""
     graph = program.graph
     parts = [f"{graph.name}: {graph.doc.strip()}" if graph.doc else graph.name]
     parts += ["", *aligned(_blocks(graph))]

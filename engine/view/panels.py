@@ -136,8 +136,7 @@ def last_move(snap: Snapshot, width: int) -> str:
 
 
 def branches_text(branches: Sequence[BranchView], many: bool, width: int, height: int) -> Text:
-    """One or more lines per branch, with the end of its text, running branches first; `many`
-    requests show their key."""
+    """Lines per branch, with the end of its text, running branches first; `many`: with the key."""
     ranks = {"running": 0, "preempted": 1, "waiting": 1}
     shown, more = _first_ranked(branches, [ranks.get(b.stage, ENDED) for b in branches], height)
     rows = max(1, min((height - len(more)) // max(len(shown), 1), MAX_LINES_PER_BRANCH))
@@ -233,9 +232,8 @@ def question_lines(request: RequestView, width: int) -> list[str]:
 
 
 def _request_stage(view: RequestView) -> str:
-    if view.refused:
-        return "refused"
-    return view.stage if view.stage in REQUEST_MARKS else "waiting"
+    stage = "refused" if view.refused else view.stage
+    return stage if stage in REQUEST_MARKS else "waiting"
 
 
 def requests_text(requests: Sequence[RequestView], width: int, height: int) -> Text:

@@ -262,8 +262,7 @@ def picture(program: Program, run: Run) -> str:
             waiting = sum(b.waits for r in value.requests for b in r.branches)
             text = f"{len(value.requests)} requests, {len(value.active)} active, {waiting} waiting"
         elif isinstance(value, KVCache):
-            used = f"{value.current_length}/{value.capacity} slots in use"
-            text = f"{describe(value.data)}, {used}"
+            text = f"{describe(value.data)}, {value.current_length}/{value.capacity} slots in use"
         if len(text) > MAX_VALUE_LENGTH:
             text = f"{text[: MAX_VALUE_LENGTH - 3]}..."
         lines.append(f"     {key.ljust(width)}  {text}")
@@ -358,8 +357,7 @@ class LiveStepper(Stepper):
     def _turn(self, key: str) -> None:
         turns = {"tab": 1, "right": 1, "left": -1}
         if key in turns or (key.isdigit() and int(key) < len(PAGES)):
-            page = self.page + turns[key] if key in turns else int(key)
-            self.page = page % len(PAGES)
+            self.page = (self.page + turns[key] if key in turns else int(key)) % len(PAGES)
             self.first = 0
         lines = max(len(self.pages[PAGES[self.page]]), 1)
         steps = {"up": -1, "k": -1, "down": 1, "j": 1, "page up": -10, "page down": 10}

@@ -54,8 +54,7 @@ Paint = Callable[[Snapshot, int, int], RenderableType]
 
 
 class LiveView(Live):
-    """Shows a recorder's run on a terminal while the context is open. paint: makes a picture of a
-    snapshot and a size."""
+    """Shows a recorder's run on a terminal while the context is open. paint: makes its pictures."""
 
     def __init__(self, recorder: Recorder, scene: Scene, console: Console) -> None:
         self.recorder = recorder
@@ -208,8 +207,7 @@ def _foot(snap: Snapshot, width: int, height: int, tall: bool) -> Layout:
 
 
 def _row(height: int, *cells: Layout) -> Layout:
-    """Cells side by side, parts of one layout: a layout inside another one's body is rendered
-    twice."""
+    """Cells side by side in one layout: a layout inside another one's body is rendered twice."""
     row = Layout(size=height)
     row.split_row(*cells)
     return row
@@ -329,12 +327,11 @@ class Player:
     def bar(self, width: int) -> Text:
         count = len(self.replay)
         mark = "▶" if self.playing else "‖"
-        end = self.replay.times[-1] / 1e9
         text = Text.assemble(
             (f" {mark} ", panels.LIT),
             (f" {self.speed:g}x", "bold"),
             f"  step {self.frame + 1}/{count}",
-            f"  {self.replay.times[self.frame] / 1e9:.2f}/{end:.2f} s ",
+            f"  {self.replay.times[self.frame] / 1e9:.2f}/{self.replay.times[-1] / 1e9:.2f} s ",
             no_wrap=True,
         )
         for words in HELP:

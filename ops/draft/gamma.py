@@ -1,8 +1,7 @@
 """Draft lengths: how many tokens a chain drafter proposes for each branch in a round; no torch.
 
 A length follows from earlier rounds, so the host knows it before the drafter runs, and the target
-gets rows for these drafts alone. The policies, here and of `examples/draft_lengths`:
-docs/drafters.md."""
+gets rows for these drafts alone. The policies, and those of `examples`: docs/drafters.md."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

@@ -206,10 +206,6 @@ class SlotTable:
                     region = Region.between(others, least or size, limit)
         self.regions[home] = region
 
-    def near_(self, home: int, other: int) -> None:
-        """Start a home's region where another's is."""
-        self.regions[home] = Region(self.regions[other].first)
-
     def keys_of(self, homes: Sequence[int]) -> Keys:
         """The slots of some homes: first slot and length of a run, or a list if it is sparse."""
         regions = [self.regions.get(home) for home in homes]
@@ -475,13 +471,15 @@ class KVCache(SlotTable):
             index = torch.from_numpy(self.slots_owned(owner)).to(self.data.device)
             self.data.index_fill_(3, index, 0)
 
-    def copy_(self, source: npt.ArrayLike, target: npt.ArrayLike, cause: str) -> None:
-        """Copy slots, with their labels, into free slots; counted by the ledger."""
-        source_R = np.asarray(source, np.int64)
-        target_R = np.asarray(target, np.int64)
+    def copy_rows_(self, owner: int, source: int, target: int, cause: str) -> None:
+        """Copy an owner's committed rows, with their labels, into another pool row; counted."""
+        source_R = self.slots_of(owner, source)
+        if not source_R.size:
+            return
+        target_R = self.lowest_free(source_R.size, target).astype(np.int64)
         copy = self.take_out(source_R, cause)
         self.data.index_copy_(3, torch.from_numpy(target_R).to(copy.device), copy)
-        self._label_(target_R, self.owner[source_R])
+        self._label_(target_R, owner)
         for table in (self.home, self.position, self.committed):
             table[target_R] = table[source_R]
         self._note_peak()

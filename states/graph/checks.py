@@ -14,9 +14,6 @@ from .drafter_settings import DrafterSettings, largest, nodes_for
 from .plugins import named_function
 
 MISSING = object()
-OPTIONAL_BLOCKS = [
-    name for name, field in graphs.Graph.model_fields.items() if field.default is None
-]
 FOLD = "branch.fold_"
 PLAN = "schedule.plan_"
 STEP = "step"
@@ -127,7 +124,7 @@ class _Checks:
         for path, call, entry in self.calls:
             self._call(path, call, entry)
         needed = {block for _, _, entry in self.calls if entry for block in entry.declared.needs}
-        for block in OPTIONAL_BLOCKS:
+        for block in graphs.OPTIONAL_BLOCKS:
             users = {e.name for e in table.ops.values() if block in e.declared.needs}
             if users and block not in needed and getattr(graph, block) is not None:
                 message = f"no state runs an op that reads this block: {', '.join(sorted(users))}"

@@ -153,7 +153,7 @@ def _nulls(source: Source, value: Any, path: KeyPath) -> Iterator[Problem]:
                 yield from _nulls(source, inner, (*path, key))
 
 
-def _at(path: KeyPath, data: Any) -> Any:
+def value_at(path: KeyPath, data: Any) -> Any:
     """The value at a path of keys; None if there is none."""
     for key in path:
         data = data.get(key) if isinstance(data, dict) else None
@@ -161,11 +161,10 @@ def _at(path: KeyPath, data: Any) -> Any:
 
 
 def _model_at(loc: KeyPath, data: Any) -> type[BaseModel] | None:
-    """The model of a mapping at `loc` of a graph."""
     block = OUTLINE_DRAFTER if loc[:2] == OUTLINE_DRAFTER else loc[:1]
     if not loc or block[-1] not in KINDS:
         return model_at(Graph, loc)
-    kind = _at((*block, "kind"), data)
+    kind = value_at((*block, "kind"), data)
     if not isinstance(kind, str):
         return None
     if block == ("layout",):
@@ -193,7 +192,7 @@ def _schema_problem(source: Source, error: Any) -> Problem:
         parent = source.nearest(loc[:-1])
         block = str(parent[-1]) if len(parent) == 1 or parent == OUTLINE_DRAFTER else ""
         if other := [kind for kind, x in KINDS.get(block, {}).items() if key in x.model_fields]:
-            kind = _at((*parent, "kind"), source.data)
+            kind = value_at((*parent, "kind"), source.data)
             message = f"{quoted(key)} belongs to the {block} {' or '.join(other)}, this is {kind}"
             return source.problem(loc, message, ProblemCode.OTHER_KIND, key=True)
 
@@ -245,7 +244,7 @@ def _new_path(source: Source, path: KeyPath) -> KeyPath:
 def _rename_in_blocks(source: Source, renamed: list[str]) -> None:
     """Replace old names of keys; raises GraphError for a key under both its names."""
     for block in RENAMED_BLOCKS:
-        settings = _at(block, source.data)
+        settings = value_at(block, source.data)
         for key in list(settings) if isinstance(settings, dict) else ():
             path = (*block, key)
             if (new_path := _new_path(source, path)) != path:
@@ -254,9 +253,9 @@ def _rename_in_blocks(source: Source, renamed: list[str]) -> None:
 
 def _rename_in_ops(source: Source, table: OpTable | None, renamed: list[str]) -> None:
     """The same for settings of ops under `with`, and for values `$block.key`."""
-    states = _at(("states",), source.data)
+    states = value_at(("states",), source.data)
     for name in states if isinstance(states, dict) else ():
-        ops = _at(("states", name, "ops"), source.data)
+        ops = value_at(("states", name, "ops"), source.data)
         for i, call in enumerate(ops if isinstance(ops, list) else ()):
             settings = call.get("with") if isinstance(call, dict) else None
             if not isinstance(settings, dict):

@@ -7,7 +7,7 @@ from ...ops.attention.metadata import tensor
 from ...ops.beam import Beams, Chosen, Searches, first_beams
 from ...ops.forward import HostReader
 from ...ops.registry import op
-from ...ops.types import Proposal
+from ...ops.types import Candidates, Proposal
 from ..beam import BeamState, BeamStep, extend_, write_tokens_
 from ..manager import BranchStateManager
 from ..round import Batch, RoundSummary
@@ -26,14 +26,7 @@ def expand_beams(branches: BranchStateManager) -> Proposal:
     tokens = [beams.searches[branch.owner].tokens_Wn[1:, -1] for branch in branches.active]
     tokens_SN = tensor(np.array(tokens).reshape(len(tokens), beams.width - 1), device)
     none_SN = torch.zeros_like(tokens_SN)
-    return Proposal(
-        tokens_SN=tokens_SN,
-        parents_SN=none_SN - 1,
-        depths_SN=none_SN,
-        valid_SN=none_SN == 0,
-        scores_SN=none_SN.float(),
-        levels=0,
-    )
+    return Candidates(tokens_SN, none_SN - 1, none_SN, none_SN.float()).proposal(levels=0)
 
 
 @op("beam.gather", writes="searches", needs="beam")
@@ -81,8 +74,7 @@ def commit_beams_(
         search.beams = _part(chosen.beams, slice(number, number + 1))
         extend_(search, step, number)
         if number < len(batch.ran):
-            slots_W = batch.rows.node_slots_ST[number]
-            beams.commit_rows_(branch, search, slots_W, step.parent_SW[number])
+            beams.commit_rows_(branch, batch.rows.node_slots_ST[number], step.parent_SW[number])
         write_tokens_(branch, search, step, number)
     counts = zip(batch.branches, before, strict=True)
     committed = tuple(len(branch.tokens) - count for branch, count in counts)

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from ...ops.attention.metadata import tensor
 from ...ops.registry import guard, op
 from ...ops.types import Proposal
 from ..drafter import Drafter
@@ -23,46 +24,33 @@ def grow_tree_(drafter: Drafter, frontier: Any) -> Proposal:
 def force(branches: BranchStateManager, proposal: Proposal) -> Proposal:
     """Replace a tree by the chain of tokens that a grammar forces, if the chain is longer than half
     of the tree's depth."""
-    nodes = proposal.tokens_SN.shape[1]
+    trees, nodes = proposal.tokens_SN.shape
     chains = {}
     for tree, branch in enumerate(branches.table.active):
         if branch.matcher is not None:
-            chain: list[int] = []
             with suppress(Exception):  # an error ends the branch when its next token is drawn
                 chain = branch.matcher.forced()[:nodes]
-            if 2 * len(chain) > proposal.levels:
-                chains[tree] = chain
-    return _with_chains(proposal, chains) if chains else proposal
-
-
-def _with_chains(proposal: Proposal, chains: dict[int, list[int]]) -> Proposal:
-    """The proposal with some trees replaced by one path each, padded with invalid nodes."""
-    tokens = proposal.tokens_SN.clone()
-    valid = proposal.valid_SN.clone()
-    parents = proposal.parents_SN.clone()
-    depths = proposal.depths_SN.clone()
-    scores = proposal.scores_SN.clone()
-    sizes = list(proposal.laid_out)
-    nodes = tokens.shape[1]
-    steps_N = torch.arange(nodes, device=tokens.device)
-    for tree, chain in chains.items():
-        padded = chain + [0] * (nodes - len(chain))
-        tokens[tree] = torch.tensor(padded, dtype=torch.int64, device=tokens.device)
-        valid[tree] = steps_N < len(chain)
-        parents[tree] = torch.where(valid[tree], steps_N - 1, -1)
-        depths[tree] = torch.where(valid[tree], steps_N + 1, 1)
-        sizes[tree] = len(chain)
-        scores[tree] = 0.0  # log-probability of a certain token: ranks first in a shared budget
+                if 2 * len(chain) > proposal.levels:
+                    chains[tree] = chain
+    if not chains:
+        return proposal
+    device = proposal.tokens_SN.device
+    chain_of = [chains.get(tree, []) for tree in range(trees)]
+    tokens_SN = tensor([chain + [0] * (nodes - len(chain)) for chain in chain_of], device)
+    size_S1 = tensor([len(chain) for chain in chain_of], device)[:, None]
+    step_N = torch.arange(nodes, device=device)
+    valid_SN = step_N < size_S1
+    kept_S1 = size_S1 == 0
     return replace(
         proposal,
-        tokens_SN=tokens,
-        valid_SN=valid,
-        parents_SN=parents,
-        depths_SN=depths,
-        scores_SN=scores,
-        levels=max(proposal.levels, *(len(chain) for chain in chains.values())),
+        tokens_SN=proposal.tokens_SN.where(kept_S1, tokens_SN),
+        valid_SN=proposal.valid_SN.where(kept_S1, valid_SN),
+        parents_SN=proposal.parents_SN.where(kept_S1, (step_N - 1).where(valid_SN, -1)),
+        depths_SN=proposal.depths_SN.where(kept_S1, (step_N + 1).where(valid_SN, 1)),
+        scores_SN=proposal.scores_SN.where(kept_S1, 0.0),  # certain: first in a shared budget
+        levels=max(proposal.levels, *map(len, chain_of)),
         forced=tuple(chains),
-        sizes=tuple(sizes),
+        sizes=tuple(len(c) or size for c, size in zip(chain_of, proposal.laid_out, strict=True)),
     )
 
 

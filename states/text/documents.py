@@ -46,7 +46,7 @@ class DocumentSearch:
     word is a run of letters, digits and underscores, in folded case; no stop words, no stems."""
 
     def __init__(self, documents: Sequence[Document]) -> None:
-        words = [words_of(f"{document.title}\n{document.text}") for document in documents]
+        words = [WORD.findall(f"{one.title}\n{one.text}".casefold()) for one in documents]
         self._index = None
         if any(words):
             # Imported here, because it takes 0.1 s and few runs search.
@@ -57,14 +57,9 @@ class DocumentSearch:
 
     def find(self, query: str, limit: int) -> dict[int, float]:
         """By index the scores of documents with words of the query; equal ones keep their order."""
-        words = words_of(query)
+        words = WORD.findall(query.casefold())
         if self._index is None or not words:
             return {}
         scores = self._index.get_scores(words)
         order = sorted(range(len(scores)), key=lambda i: -scores[i])[: max(limit, 0)]
         return {i: float(scores[i]) for i in order if scores[i] > 0}
-
-
-def words_of(text: str) -> list[str]:
-    """The words of a text, in order."""
-    return WORD.findall(text.casefold())

@@ -255,8 +255,7 @@ def schema_grammar(schema: Any) -> str:
 
 
 def regex_grammar(pattern: str) -> str:
-    """Of the texts that match a regular expression as a whole; GrammarError: it is empty, or too
-    long."""
+    """Of the texts that match a regular expression as a whole; GrammarError: empty, or too long."""
     if not pattern:
         raise GrammarError("texts must not be empty")
     _check_size(pattern)

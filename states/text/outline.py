@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field, RootModel, StringConstraints
 from pydantic_core import PydanticCustomError
 
-from ..yaml.source import MAX_BYTES, GraphError, Mark, ProblemCode, Source, decode
+from ..yaml.source import GraphError, Mark, ProblemCode, Source, read
 from ..yaml.spec import Int, Spec, validated
 from .tokens import OutlineError
 
@@ -303,8 +303,7 @@ def load_outline(path: str | Path, *, max_branches: int, tools: Sequence[str]) -
     name = str(path)
     source = None
     try:
-        with Path(path).open("rb") as file:
-            text = decode(file.read(MAX_BYTES + 1), name)
+        text = read(Path(path), name)
         if text.lstrip().split("\n", 1)[0].strip() not in ("PLAN", "DIRECT"):
             source, text = _listed(text, name)
     except OSError as error:

@@ -293,7 +293,6 @@ class ChatWriter:
         return turn
 
     def _marked(self, text: str) -> str:
-        """A text of the template with a mark for each slot."""
         return "".join(f"{self._mark}{p}Mark" if is_slot else p for p, is_slot in pieces(text))
 
     def _under_rules(self, turns: list[Message], texts: Iterable[str]) -> list[Message]:

@@ -96,8 +96,7 @@ class Encoder:
     def __init__(self, tokenizer: PreTrainedTokenizerFast) -> None:
         self._tokenizer = tokenizer
         added = tokenizer.added_tokens_decoder.items()
-        special = (i for i, token in added if token.special)
-        self.special = frozenset(tokenizer.all_special_ids).union(special)
+        self.special = frozenset(tokenizer.all_special_ids).union(i for i, t in added if t.special)
         # Some control tokens (`<think>`, `<tool_call>`) are added tokens that are not special.
         self._control = self.special.union(i for i, token in added if str(token).strip())
 

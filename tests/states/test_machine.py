@@ -3,6 +3,7 @@
 import gc
 import logging
 import weakref
+from contextlib import closing
 from typing import Any
 
 import pytest
@@ -139,7 +140,7 @@ def test_a_closed_run_is_over_and_holds_nothing() -> None:
     run, _ = start()
     run.board["big"] = big
     del big
-    with run:
+    with closing(run):
         run.advance()
     assert run.board == {} and run.state == "prefill"
     gc.collect()

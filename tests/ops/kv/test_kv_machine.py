@@ -99,7 +99,7 @@ class PoolMachine(RuleBasedStateMachine):
         if taken or len(marks) > self.free(into):
             return
         slots = self.kv.lowest_free(len(marks), into)
-        self.kv.copy_(self.kv.slots_of(owner, row), slots, "fork")
+        self.kv.copy_rows_(owner, row, into, "fork")
         self.hold(owner, into, marks, slots)
         self.copied += len(marks)
 

@@ -12,11 +12,11 @@ from transformers import AutoTokenizer
 
 import specsot
 from specsot.states.text.documents import (
+    WORD,
     Document,
     DocumentSearch,
     check_document,
     split_ids,
-    words_of,
 )
 from specsot.states.text.prompts import PromptBook, load_template
 from specsot.states.text.tokens import PromptError, leading_id
@@ -98,10 +98,10 @@ def documents(texts: list[str]) -> list[Document]:
 
 
 def written_down(texts: list[str], query: str) -> list[float]:
-    bags = [Counter(words_of(text)) for text in texts]
+    bags = [Counter(WORD.findall(text.casefold())) for text in texts]
     mean = sum(bag.total() for bag in bags) / len(bags)
     scores = [0.0] * len(texts)
-    for word in words_of(query):
+    for word in WORD.findall(query.casefold()):
         having = sum(word in bag for bag in bags)
         idf = log(1 + (len(bags) - having + 0.5) / (having + 0.5))
         for at, bag in enumerate(bags):
