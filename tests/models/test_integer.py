@@ -189,8 +189,8 @@ expected_NO = weight.product(x_NI)
 signal.signal(signal.SIGALRM, signal.default_int_handler)
 count = 0
 while count < 300:
-    signal.setitimer(signal.ITIMER_REAL, random.uniform(1e-5, 2e-3))
     try:
+        signal.setitimer(signal.ITIMER_REAL, random.uniform(1e-5, 2e-3))
         while True:
             assert torch.equal(weight.product(x_NI), expected_NO)
     except KeyboardInterrupt:
