@@ -357,11 +357,11 @@ def pointer(typing: Any, address: Any, kind: Any) -> Any:
     return types.CPointer(element)(types.intp, kind), generate
 
 
-@instructions(types.int64, types.intp)
-def add_one(builder: Any, address: Any) -> Any:
-    """Add one to the number at an address, at which other threads add too."""
+@instructions(types.int64, types.intp, types.int64)
+def add_to(builder: Any, address: Any, number: Any) -> Any:
+    """Add to the number at an address, at which other threads add too; returns what it was."""
     place = builder.inttoptr(address, INT64.as_pointer())
-    return builder.atomic_rmw("add", place, ir.Constant(INT64, 1), "seq_cst")
+    return builder.atomic_rmw("add", place, number, "seq_cst")
 
 
 @instructions(types.int64, types.intp)
@@ -370,7 +370,16 @@ def number_at(builder: Any, address: Any) -> Any:
     return builder.load_atomic(builder.inttoptr(address, INT64.as_pointer()), "acquire", 8)
 
 
-give_way = types.ExternalFunction("sched_yield", types.int32())
+@instructions(types.void, types.int64)
+def pause(builder: Any, times: Any) -> None:
+    """Let the processor wait for some tens of its cycles, some times."""
+    kind = ir.FunctionType(ir.VoidType(), [])
+    function = cgutils.get_or_insert_function(builder.module, kind, "llvm.x86.sse2.pause")
+    with cgutils.for_range(builder, times):
+        builder.call(function, [])
+
+
+system_call = types.ExternalFunction("syscall", types.int64(*[types.int64] * 7))
 
 
 @instructions(types.float64, types.int64)
@@ -412,9 +421,13 @@ def quantise_half(builder: Any, numbers: Any, inverse: Any, codes: Any) -> Any:
     return call(builder, f"vector.reduce.add.v{HALF.count}i32", codes_h, result=INT32)
 
 
-# The cells of a team, which every thread has of its own, see `Team`.
+# The cells of a team, which every thread has of its own, see `Team`. Next to the counter of the
+# barriers is the number of threads that sleep.
 COUNTER, THREAD, THREADS, PASSED, TEAM_FIELDS = range(5)
-TRIES = 20_000  # of a thread that waits for others, before it lets other programs run
+TRIES = 6_000  # of a thread that waits for others, before it sleeps
+FUTEX = 202  # the system call of Linux on x86-64
+WAIT = 128  # at a futex of one process
+WAKE = 129
 
 
 @njit(**OPTIONS)
@@ -424,13 +437,31 @@ def share(count, team):
 
 
 @njit(**OPTIONS)
+def futex(address, operation, number):
+    arguments = (FUTEX, address, operation, number, 0, 0, 0)
+    return system_call(*arguments)
+
+
+@njit(**OPTIONS)
 def barrier(team):
-    """Wait until all threads of a team are here."""
+    """Wait until all threads of a team are here; soon asleep, since another program may use the
+    core of a thread that others wait for."""
     if team[THREADS] > 1:
         team[PASSED] += 1
-        add_one(team[COUNTER])
-        tries = 0
-        while number_at(team[COUNTER]) < team[PASSED] * team[THREADS]:
-            tries += 1
-            if tries > TRIES:
-                give_way()
+        counter = team[COUNTER]
+        sleeping = counter + 8
+        last = team[PASSED] * team[THREADS]
+        if add_to(counter, 1) + 1 == last:
+            if number_at(sleeping):
+                futex(counter, WAKE, team[THREADS])
+            return
+        for _ in range(TRIES):
+            if number_at(counter) >= last:
+                return
+            pause(1)
+        add_to(sleeping, 1)
+        seen = number_at(counter)
+        while seen < last:
+            futex(counter, WAIT, seen & 0xFFFFFFFF)
+            seen = number_at(counter)
+        add_to(sleeping, -1)

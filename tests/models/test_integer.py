@@ -212,8 +212,30 @@ sys.exit(os.waitstatus_to_exitcode(os.wait()[1]))
 """
 
 
+ONE_CORE = """
+import os, signal
+from time import sleep
+import torch
+from specsot.models.packed import Memory, PackedWeight
+os.sched_setaffinity(0, [min(os.sched_getaffinity(0))])
+torch.set_num_threads(3)
+weight = PackedWeight(torch.randn(256, 512), 32, Memory())
+x_NI = torch.randn(5, 512)
+expected_NO = weight.product(x_NI)
+for _ in range(300):
+    assert torch.equal(weight.product(x_NI), expected_NO)
+cells = weight._team._cells_T8
+assert cells[-1, 0] == 3 * cells[0, 3], "all have come to the last barrier"
+signal.alarm(60)
+while cells[-1, 1]:  # threads that sleep wake
+    sleep(0.001)
+"""
+
+
 @compiled
-@pytest.mark.parametrize("program", [INTERRUPTED, FORKED], ids=["interrupted", "forked"])
+@pytest.mark.parametrize(
+    "program", [INTERRUPTED, FORKED, ONE_CORE], ids=["interrupted", "forked", "one_core"]
+)
 def test_a_team_survives(program: str) -> None:
     done = subprocess.run([sys.executable, "-c", program], timeout=200, capture_output=True)
     assert done.returncode == 0, done.stderr[-2000:]
