@@ -360,7 +360,7 @@ def test_a_lost_replica_changes_no_answer(monkeypatch: pytest.MonkeyPatch) -> No
             for way in ("killed", "hung"):
                 begun, reruns = list[Heard](), own.fleet.reruns
                 hearing = asyncio.create_task(hear_all(own.fleet, REQUESTS, begun))
-                await until(lambda begun=begun: any(one.wrote for one in begun))
+                await until(lambda begun=begun: begun and all(one.wrote for one in begun))
                 lost = own.hosts[own.busiest]
                 if way == "hung":
                     lost.flows.clear()
