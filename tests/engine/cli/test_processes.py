@@ -223,3 +223,14 @@ def test_a_few_odd_graphs_and_an_odd_input_of_each_kind(here: Path) -> None:
     for one, count in ((try_graph, 6), (try_input, len(MAKERS))):
         tally = try_all(one, range(1000, 1000 + count), SEED)
         assert not tally.faults and tally.ended.total() == count
+
+
+@pytest.mark.parametrize(("words", "waiting"), [("list", "PASSIVE"), ("bench --list", None)])
+def test_other_programs_are_measured_with_their_own_waiting(
+    words: str, waiting: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OMP_WAIT_POLICY", "")
+    monkeypatch.delenv("OMP_WAIT_POLICY")
+    with pytest.raises(SystemExit):
+        cli.main(words.split())
+    assert os.environ.get("OMP_WAIT_POLICY") == waiting
