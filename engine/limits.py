@@ -57,8 +57,8 @@ def free_memory() -> int | None:
     return min(amounts, default=None)
 
 
-def return_memory() -> None:
-    """Return memory that was freed to the system: glibc keeps it, after loading hundreds of MB."""
+def release_memory() -> None:
+    """Release freed memory to the system; glibc would keep hundreds of MB after loading."""
     if sys.platform == "linux" and (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)):
         trim(0)
 

@@ -21,7 +21,7 @@ from ..states.graph.drafter_settings import DrafterSettings
 from ..states.graph.graph import Program
 from ..states.graph.plugins import drafter_class
 from ..states.yaml.source import GraphError, ProblemCode
-from .limits import free_memory, return_memory
+from .limits import free_memory, release_memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ def load_models(
     models = Models(target, None, tokenizer, stops, device=place, dtype=torch_dtype)
     if drafter_dir is not None:
         models = with_drafter(models, drafter_dir, kind)
-    return_memory()
+    release_memory()
     return models
 
 

@@ -444,8 +444,8 @@ def futex(address, operation, number):
 
 @njit(**OPTIONS)
 def barrier(team):
-    """Wait until all threads of a team are here; soon asleep, since another program may use the
-    core of a thread that others wait for."""
+    """Wait until all threads of a team are here. A thread first spins, then sleeps, since another
+    program may use the core of the thread that it waits for."""
     if team[THREADS] > 1:
         team[PASSED] += 1
         counter = team[COUNTER]

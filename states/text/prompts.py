@@ -127,7 +127,7 @@ class Template(Spec):
     turns: Turns | None = None
 
     def sized(self, part: PartSize) -> Self:
-        """With the words for parts of this size in their turns; GraphError if it has none."""
+        """The template with the words for parts of this size; raises GraphError without them."""
         if self.sizes is None and part == "paragraph":
             return self
         if self.sizes is None:
