@@ -112,6 +112,11 @@ class BranchStateManager:
         return TwoDrafters(main, drafter_class(second.kind)(second, context))
 
     @property
+    def ended(self) -> int:
+        """Requests that have ended."""
+        return self.table.ended
+
+    @property
     def requests(self) -> list[Request]:
         return self.table.requests
 

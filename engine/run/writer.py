@@ -131,10 +131,10 @@ class RunWriter:
 
         def listen(event: Event) -> None:
             nonlocal unwritten, ended
-            if not isinstance(event, Moved) or core.manager.table.ended == ended:
+            if not isinstance(event, Moved) or core.manager.ended == ended:
                 return
             start = perf_counter_ns()
-            ended = core.manager.table.ended
+            ended = core.manager.ended
             finished = [request for request in unwritten if request.finished]
             unwritten = [request for request in unwritten if not request.finished]
             answers = answers_of(finished, prompts)
