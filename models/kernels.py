@@ -16,16 +16,22 @@ from numba import carray, cfunc, from_dtype, njit, types
 from .attention import GROUP_FIELDS, attend, exp
 from .codes import CEILING, GROUP, INT4_OFFSET, LANES, MAX_CODE, MAX_STEP
 from .tiles import (
+    ARGUMENTS,
     FAST,
     FLOATS_AT_ONCE,
+    FUNCTION,
+    IDLE_TRIES,
     MAX_TILE,
     OPTIONS,
     PANEL,
     SEGMENT,
+    SHARED,
+    SHARED_FIELDS,
     TEAM_FIELDS,
     TERMS,
     barrier,
     bits_of,
+    call_at,
     largest_of_half,
     pointer,
     quantise_half,
@@ -338,9 +344,34 @@ def run_layers(call, team, kv_LtgSd):
 
 
 @cache
-def layers_of(dtype: torch.dtype) -> Any:
-    """`run_layers` with pools of numbers of a type, as a function of two addresses: RUN_LAYERS, and
-    the team."""
+def team_functions() -> Any:
+    """How the calling thread of a team starts a function, of three addresses: the function, its
+    arguments, the thread's cells; and what the other threads do for ever, of the cells."""
+
+    def start(function, arguments, cells):
+        team = carray(pointer(cells, types.int64), (TEAM_FIELDS,))
+        shared = carray(pointer(team[SHARED], types.int64), (SHARED_FIELDS,))
+        shared[FUNCTION] = function
+        shared[ARGUMENTS] = arguments
+        barrier(team)
+        call_at(function, arguments, cells)
+
+    def serve(cells):
+        team = carray(pointer(cells, types.int64), (TEAM_FIELDS,))
+        shared = carray(pointer(team[SHARED], types.int64), (SHARED_FIELDS,))
+        while True:
+            barrier(team, IDLE_TRIES)
+            call_at(shared[FUNCTION], shared[ARGUMENTS], cells)
+
+    options: Any = {"error_model": "numpy", "cache": True}
+    three = cfunc(types.void(types.intp, types.intp, types.intp), **options)(start)
+    return three.ctypes, cfunc(types.void(types.intp), **options)(serve).ctypes
+
+
+@cache
+def layers_of(dtype: torch.dtype) -> int:
+    """`run_layers` with pools of numbers of a type, the address of a function of two addresses:
+    RUN_LAYERS, and the team."""
     numbers = NUMBERS[dtype]
 
     @cfunc(types.void(types.intp, types.intp), error_model="numpy", cache=True)
@@ -350,12 +381,14 @@ def layers_of(dtype: torch.dtype) -> Any:
         shape = (call.num_layers, 2, call.kv_heads, call.pool_slots, call.head_dim)
         run_layers(call, team, carray(pointer(call.pool, numbers), shape))
 
-    return run.ctypes
+    address: int = run.address
+    return address
 
 
 @cache
-def multiply_of(dtype: torch.dtype) -> Any:
-    """`multiply` into numbers of a type, as a function of two addresses: MULTIPLY, and the team."""
+def multiply_of(dtype: torch.dtype) -> int:
+    """`multiply` into numbers of a type, the address of a function of two addresses: MULTIPLY, and
+    the team."""
     numbers = NUMBERS[dtype]
 
     @cfunc(types.void(types.intp, types.intp), error_model="numpy", cache=True)
@@ -365,4 +398,5 @@ def multiply_of(dtype: torch.dtype) -> Any:
         out_NO = carray(pointer(call.out, numbers), (call.rows, call.outputs))
         multiply(call, team, out_NO)
 
-    return run.ctypes
+    address: int = run.address
+    return address

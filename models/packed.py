@@ -1,14 +1,9 @@
 """Weights that the compiled kernels multiply, and the threads that do it."""
 
 import os
-from collections import deque
-from collections.abc import Callable
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
-from itertools import repeat, starmap
-from operator import call
-from queue import SimpleQueue
 from threading import Lock, Thread
 from typing import Any
 
@@ -25,46 +20,33 @@ kernels: Any = None
 if SUPPORTED and find_spec("numba") is not None:
     kernels = import_module(".kernels", __package__)
 
-Work = tuple[Callable[[int, int], None], int]
-
 
 class Team:
-    """The calling thread and others, which wait for work in Python and for each other in compiled
-    code. A function takes two addresses: its arguments, and the cells of its thread: address of the
-    team's counter, number of the thread, number of threads, and barriers passed. It ends with a
-    barrier, after which no thread uses its arguments."""
+    """The calling thread and others, which wait in compiled code for work and for each other. A
+    thread has cells: address of what all share, number of the thread, number of threads, and
+    barriers passed. What all share is in the last row, see `tiles`."""
 
     def __init__(self, threads: int) -> None:
         self._threads = threads
+        self._begin, self._serve = kernels.team_functions()
         self._start()
         os.register_at_fork(after_in_child=self._start)  # a forked process has no other threads
 
     def _start(self) -> None:
         self._lock = Lock()
-        self._cells_T8 = np.zeros((self._threads + 1, 8), np.int64)  # the last row: the counter
+        self._cells_T8 = np.zeros((self._threads + 1, 8), np.int64)
         self._own = int(self._cells_T8.ctypes.data)
         self._cells_T8[:-1, 0] = self._own + 64 * self._threads
         self._cells_T8[:-1, 1] = range(self._threads)
         self._cells_T8[:-1, 2] = self._threads
-        self._puts: list[Callable[[Work], None]] = []  # of the other threads' queues
         for thread in range(1, self._threads):
-            queue = SimpleQueue[Work]()
-            self._puts.append(queue.put)
-            Thread(target=self._serve, args=(queue, self._own + 64 * thread), daemon=True).start()
+            Thread(target=self._serve, args=(self._own + 64 * thread,), daemon=True).start()
 
-    @staticmethod
-    def _serve(queue: "SimpleQueue[Work]", cells: int) -> None:
-        while True:
-            function, arguments = queue.get()
-            function(arguments, cells)
-
-    def run(self, function: Callable[[int, int], None], arguments: Any) -> None:
-        """arguments: one row of numpy, with fields."""
-        address = int(arguments.ctypes.data)
-        others = zip(self._puts, repeat((function, address)), strict=False)
-        steps: list[Any] = [*others, (function, address, self._own)]
-        with self._lock:  # in one call of C: no signal handler can raise between two steps
-            deque(starmap(call, steps), maxlen=0)
+    def run(self, function: int, arguments: Any) -> None:
+        """function: the address of one of two addresses, its arguments and the cells of its thread;
+        it ends with a barrier. arguments: one row of numpy, with fields."""
+        with self._lock:
+            self._begin(function, arguments.ctypes.data, self._own)
 
 
 @cache

@@ -379,6 +379,13 @@ def pause(builder: Any, times: Any) -> None:
         builder.call(function, [])
 
 
+@instructions(types.void, types.intp, types.intp, types.intp)
+def call_at(builder: Any, function: Any, arguments: Any, cells: Any) -> None:
+    """A function at an address, of two addresses."""
+    kind = ir.FunctionType(ir.VoidType(), [INT64, INT64])
+    builder.call(builder.inttoptr(function, kind.as_pointer()), [arguments, cells])
+
+
 system_call = types.ExternalFunction("syscall", types.int64(*[types.int64] * 7))
 
 
@@ -421,10 +428,12 @@ def quantise_half(builder: Any, numbers: Any, inverse: Any, codes: Any) -> Any:
     return call(builder, f"vector.reduce.add.v{HALF.count}i32", codes_h, result=INT32)
 
 
-# The cells of a team, which every thread has of its own, see `Team`. Next to the counter of the
-# barriers is the number of threads that sleep.
-COUNTER, THREAD, THREADS, PASSED, TEAM_FIELDS = range(5)
+# The cells of a team, which every thread has of its own, see `Team`. Those that all share: the
+# counter of the barriers, how many threads sleep, and the function that the team computes.
+SHARED, THREAD, THREADS, PASSED, TEAM_FIELDS = range(5)
+COUNTER, SLEEPING, FUNCTION, ARGUMENTS, SHARED_FIELDS = range(5)
 TRIES = 6_000  # of a thread that waits for others, before it sleeps
+IDLE_TRIES = 40_000  # of one that waits for the next function: about a millisecond
 FUTEX = 202  # the system call of Linux on x86-64
 WAIT = 128  # at a futex of one process
 WAKE = 129
@@ -443,19 +452,19 @@ def futex(address, operation, number):
 
 
 @njit(**OPTIONS)
-def barrier(team):
+def barrier(team, tries=TRIES):
     """Wait until all threads of a team are here. A thread first spins, then sleeps, since another
     program may use the core of the thread that it waits for."""
     if team[THREADS] > 1:
         team[PASSED] += 1
-        counter = team[COUNTER]
-        sleeping = counter + 8
+        counter = team[SHARED] + 8 * COUNTER
+        sleeping = team[SHARED] + 8 * SLEEPING
         last = team[PASSED] * team[THREADS]
         if add_to(counter, 1) + 1 == last:
             if number_at(sleeping):
                 futex(counter, WAKE, team[THREADS])
             return
-        for _ in range(TRIES):
+        for _ in range(tries):
             if number_at(counter) >= last:
                 return
             pause(1)

@@ -261,8 +261,10 @@ class AttentionMetadata:
             pairs_P = pairs_Gq[0, :1]
             index_Gq = np.zeros(pairs_Gq.shape, np.int32)
         else:
-            pairs_P, index = np.unique(pairs_Gq, return_inverse=True)
-            index_Gq = index.reshape(pairs_Gq.shape).astype(np.int32)
+            kinds: dict[int, int] = {}  # for some tens of rows faster than `np.unique`
+            index = [kinds.setdefault(pair, len(kinds)) for pair in pairs_Gq.ravel().tolist()]
+            pairs_P = np.array([*kinds])
+            index_Gq = np.array(index, np.int32).reshape(pairs_Gq.shape)
         sequence_P, segment_P = np.divmod(pairs_P, count)
         slots_PK = batch.slots_GK[sequence_P]
         visible_PK = self.visibility.sees(segment_P, self.kv.owner[slots_PK])

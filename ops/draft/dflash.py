@@ -12,6 +12,7 @@ from torch import Tensor
 
 from ..forward import BlockDrafter
 from ..kv.pool import KVCache
+from ..sampling.top import largest, top
 from ..types import Candidates, DraftRows, DraftWork, Proposal, rerank, single_path
 from .eagle import Workspace
 from .proposals import Drawing
@@ -39,7 +40,7 @@ def draft_chain_(
     log_probs_SDV = logits_SDV.log_softmax(-1)
     drawing = Drawing.of(draft_rows, draws, accept)
     if drawing is None:
-        return replace(chain(log_probs_SDV, log_probs_SDV.argmax(-1)), work=work)
+        return replace(chain(log_probs_SDV, largest(log_probs_SDV)), work=work)
     trees, levels, _ = logits_SDV.shape
     index_R = torch.arange(trees * levels, device=logits_SDV.device)
     branch_R = index_R // levels
@@ -91,7 +92,7 @@ def tree(log_probs_SDV: Tensor, nodes: int) -> Proposal:
     bits_SDV = all_SDV.view(torch.int32)
     rising_SDV = bits_SDV ^ ((bits_SDV >> 31) & 0x7FFFFFFF)
     keys_SDV = (rising_SDV.long() << 32) - torch.arange(vocabulary, device=all_SDV.device)
-    ids_SDK = keys_SDV.topk(min(nodes, vocabulary), dim=-1).indices
+    ids_SDK = top(keys_SDV, nodes)[1]
     top_SDK = all_SDV.gather(-1, ids_SDK)
     scores_SW = top_SDK.new_zeros(trees, 1)
     first = -1  # creation index of the first of the prefixes

@@ -12,6 +12,7 @@ from ..attention.backends import AttentionPlan, backend
 from ..attention.metadata import AttentionMetadata, QuerySequence, tensor
 from ..forward import HiddenDrafter, plan_attention
 from ..kv.pool import KVCache
+from ..sampling.top import top
 from ..types import Candidates, DraftRows, DraftWork, Proposal, rerank
 
 
@@ -101,9 +102,7 @@ def first_level(
 
 def top_children(drafter: HiddenDrafter, hidden_RH: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
     """(log-probabilities, draft ids), each [R, top_k], of the best successors, best first."""
-    logits_RV = drafter.logits(hidden_RH)
-    top = logits_RV.topk(min(top_k, logits_RV.shape[-1]), dim=-1)
-    return top.values - logits_RV.logsumexp(-1, keepdim=True), top.indices
+    return top(drafter.logits(hidden_RH).log_softmax(-1), top_k)
 
 
 def grow_tree_(

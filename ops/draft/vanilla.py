@@ -12,6 +12,7 @@ from ..attention.backends import AttentionPlan
 from ..forward import Target
 from ..kv.pool import KVCache
 from ..layer_plan import decode_plan
+from ..sampling.top import largest
 from ..types import DraftRows, DraftWork, Proposal, single_path
 from .eagle import Workspace
 from .gamma import DraftDistributions
@@ -66,7 +67,7 @@ def write_chain_(
     work = Workspace(kv, draft_rows, most - 1) if most > 1 else None
     for step in range(1, most + 1):
         if drawing is None:
-            token_S = logits_SV.argmax(-1)
+            token_S = largest(logits_SV)
         else:
             behind_SC = torch.cat([drawing.root_S[:, None], *tokens], 1)
             scores_SV = drawing.scores(logits_SV, branch_S, behind_SC)

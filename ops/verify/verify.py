@@ -14,6 +14,7 @@ from ..registry import op
 from ..sampling.coins import gumbel, perturbed, ranked, token_keys
 from ..sampling.processors import choose, filler_ids, probabilities, process
 from ..sampling.settings import Accept, Rule
+from ..sampling.top import largest, top
 from ..types import Proposal, Rows
 from .rejection import accept_rejection, round_coins, rule_for
 
@@ -47,7 +48,9 @@ class Scored:
         """All nodes of all trees; with `tips` the last rows of prompts, whose branches follow."""
         self.sampler = rows.sampler
         self.scores_RV = logits_RV
-        self.broken_R = logits_RV.amax(-1).isnan()  # a NaN is the greatest value of its row
+        self.largest_R = largest(logits_RV)
+        # a NaN is the greatest value of its row
+        self.broken_R = logits_RV.gather(1, self.largest_R[:, None]).squeeze(1).isnan()
         self.branch_R = self.key_R = logits_RV.new_empty(0, dtype=torch.int64)
         if self.sampler is None:
             return
@@ -72,7 +75,7 @@ class Scored:
     def drawn(self) -> Tensor:
         """int64 [R]: the target's own token after each row, BROKEN for broken rows."""
         if self.sampler is None:
-            drawn_R = self.scores_RV.argmax(-1)
+            drawn_R = self.largest_R
         else:
             drawn_R = choose(self.scores_RV, self.sampler.rules, self.branch_R, self.key_R)
         return drawn_R.masked_fill(self.broken_R, BROKEN)
@@ -104,7 +107,7 @@ def best(scores_RV: Tensor) -> Tensor:
     id (`topk` does not define it). Ids that equal the last score may be missing, so they are -1:
     a caller that reaches one must read the whole row."""
     size = scores_RV.shape[-1]
-    ids_RC = scores_RV.topk(min(BEST, size), dim=-1).indices.sort(dim=-1).values
+    ids_RC = top(scores_RV, BEST)[1].sort(dim=-1).values
     order = scores_RV.gather(-1, ids_RC).sort(dim=-1, descending=True, stable=True)
     ids_RC = ids_RC.gather(-1, order.indices)
     if size <= BEST:

@@ -2,7 +2,7 @@
 
 import subprocess
 import sys
-from ctypes import c_int64
+from ctypes import CFUNCTYPE, c_int64, c_void_p, cast
 from pathlib import Path
 from time import monotonic, sleep
 
@@ -160,16 +160,18 @@ def test_any_number_of_threads_computes_the_same_bits(kind: str, tmp_path: Path)
     assert torch.equal(found[0], found[1]) and torch.equal(found[0], found[2])
 
 
+@compiled
 def test_every_thread_of_a_team_gets_its_cells() -> None:
     team = Team(3)
     seen = []
 
+    @CFUNCTYPE(None, c_int64, c_int64)
     def note(arguments: int, cells: int) -> None:
         seen.append((arguments, list((c_int64 * 3).from_address(cells))[1:]))
 
     call_1 = np.zeros(1, np.int64)
     for _ in range(4):
-        team.run(note, call_1)
+        team.run(cast(note, c_void_p).value or 0, call_1)
     deadline = monotonic() + 30  # in compiled code the last barrier waits
     while len(seen) < 12 and monotonic() < deadline:
         sleep(0.001)
@@ -224,11 +226,10 @@ x_NI = torch.randn(5, 512)
 expected_NO = weight.product(x_NI)
 for _ in range(300):
     assert torch.equal(weight.product(x_NI), expected_NO)
-cells = weight._team._cells_T8
-assert cells[-1, 0] == 3 * cells[0, 3], "all have come to the last barrier"
 signal.alarm(60)
-while cells[-1, 1]:  # threads that sleep wake
+while weight._team._cells_T8[-1, 1] < 2:  # all others sleep
     sleep(0.001)
+assert torch.equal(weight.product(x_NI), expected_NO)  # and wake
 """
 
 
