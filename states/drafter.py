@@ -172,9 +172,13 @@ class Drafter:
 
     def grow(self, frontier: Any) -> Proposal:
         """Deepen the trees of all active branches and free the temporary rows."""
-        if self.settings.drafts:
-            raise NotImplementedError(f"{type(self).__name__} drafts, but has no method `grow`")
-        return self.no_drafts(len(self.active))
+        active = self.active
+        nodes = self.num_nodes(len(active)) if self.settings.drafts else 0
+        return self.propose(active, nodes) if nodes else self.no_drafts(len(active))
+
+    def propose(self, branches: Sequence[Branch], nodes: int) -> Proposal:
+        """Trees of at most `nodes` nodes, by a drafter without a forward."""
+        raise NotImplementedError(f"{type(self).__name__} has no method `propose`, nor `grow`")
 
     def no_drafts(self, branches: int, work: DraftWork | None = None) -> Proposal:
         """Trees [S, 0]: verifying them is one ordinary decoding step of all branches."""
@@ -321,3 +325,62 @@ class TwoDrafters(Drafter):
             own = replace(result, tokens_ST=result.tokens_ST[trees], side_outputs_SC=sides_SC)
             records += part.learn(served, own, [paths[tree] for tree in trees])
         return tuple(records)
+
+
+class MixedDrafter(Drafter):
+    """One tree of the nodes of a main drafter and of others, which need no forward; each has its
+    own reliability."""
+
+    def __init__(self, main: Drafter, others: Sequence[Drafter]) -> None:
+        from ..ops.draft.reliability import Reliability
+
+        super().__init__(main.settings, replace(main.context, costs=None))
+        self.main = main
+        self.others = others
+        self.lookback = main.lookback
+        self.reliabilities = [Reliability() for _ in self.parts]
+        self._nodes = 0  # of the trees of this round
+
+    @property
+    def parts(self) -> tuple[Drafter, ...]:
+        return (self.main, *self.others)
+
+    def intake_(self, *, attention: str = "auto") -> Any:
+        return self.main.intake_(attention=attention)
+
+    def root(self, batch: Any) -> Any:
+        return self.main.root(batch)
+
+    def grow(self, frontier: Any) -> Proposal:
+        from ..ops.draft.mixed import ends, mix
+
+        main = self.main.grow(frontier)
+        active = self.active
+        nodes = self.main.num_nodes(len(active))
+        self._nodes = 0
+        if not nodes:
+            return main
+        others = [part.propose(active, nodes) for part in self.others]
+        device = main.tokens_SN.device
+        logs = [ends(source, device) for source in self.reliabilities]
+        mixed = mix([main, *others], logs, nodes)
+        self._nodes = mixed.tokens_SN.shape[1]
+        return replace(mixed, work=main.work)
+
+    def observe(self, rows: CommittedRows) -> None:
+        for part in self.parts:
+            part.observe(rows)
+
+    def learn(
+        self, branches: Sequence[Branch], result: RoundResult, paths: Sequence[Sequence[int]]
+    ) -> tuple[GammaRecord, ...]:
+        from ..ops.draft.mixed import learn_
+
+        tokens_ST = result.tokens_ST.tolist()
+        columns = self._nodes * (2 + len(self.parts))
+        rows = zip(tokens_ST, result.parents_ST.tolist(), paths, strict=True)
+        for sides_C, row in zip(result.side_outputs_SC, rows, strict=True):
+            learn_(self.reliabilities, sides_C[:columns], *row)
+        for part in self.others:
+            part.learn(branches, result, paths)
+        return self.main.learn(branches, result, paths)

@@ -10,7 +10,7 @@ from .batch import BatchBuilder
 from .beam import BeamState
 from .blend import BlendState, FoldState, Reused
 from .commit import Committer
-from .drafter import DraftContext, Drafter, TwoDrafters
+from .drafter import DraftContext, Drafter, MixedDrafter, TwoDrafters
 from .graph.drafter_settings import nodes_for
 from .graph.graph import Graph
 from .graph.plugins import drafter_class
@@ -105,6 +105,15 @@ class BranchStateManager:
             outlines=None if second is None else False,
         )
         main: Drafter = drafter_class(first.kind)(first, context)
+        if kinds := getattr(first, "with_", ()):
+            context_of_others = replace(context, model=None, kv=None, costs=None)
+            others = []
+            for kind in kinds:
+                made = drafter_class(kind)
+                shared = {"filler_top_k"} & made.Settings.model_fields.keys()
+                values = {"kind": kind, **{name: getattr(first, name) for name in shared}}
+                others.append(made(made.Settings.model_validate(values), context_of_others))
+            main = MixedDrafter(main, others)
         if second is None:
             return main
         costs = limits.outline_costs

@@ -201,6 +201,8 @@ AXES: Mapping[str, Mapping[str, tuple[Any, ...]]] = {
     },
     "vanilla": {"gamma": (1, 2, 3, 4, 6, 8, 12)},
     "ngram": {"num_draft_tokens": (1, 2, 4, 8), "draft_depth": (3, 6, 10)},
+    "suffix": {"num_draft_tokens": (1, 2, 4, 8, 16), "draft_depth": (4, 8, 16)},
+    "recycle": {"num_draft_tokens": (1, 2, 4, 8, 16, 32), "draft_depth": (3, 6)},
 }
 AT_FIRST = {"eagle3": {"draft_depth": 5, "top_k": 4}, "eagle2": {"draft_depth": 5, "top_k": 4}}
 

@@ -307,6 +307,7 @@ MIN_BRANCH_ROUNDS = 24  # fewer rounds do not allow a conclusion
 MIN_TAU = 1.1  # tau_step below which drafts do not help
 DRAFT_STATES = ("expand_root", "grow_tree")
 VERIFY_STATES = ("verify", "continuous_decode")
+LOOKUPS = ("ngram", "recycle", "suffix")  # kinds without a model
 MODEL_CAUSES = (
     "likely it was trained for another model, its rope base or a norm is not the one it was "
     "trained with, or its tokenizer is another"
@@ -322,7 +323,7 @@ def drafter_warnings(metrics: Mapping[str, Any], kind: str) -> list[str]:
     if not metrics["drafted"] or rounds < MIN_BRANCH_ROUNDS:
         return []
     if tau < MIN_TAU:
-        causes = "the text repeats nothing" if kind == "ngram" else MODEL_CAUSES
+        causes = "the text repeats nothing" if kind in LOOKUPS else MODEL_CAUSES
         return [f"the drafter does not help: tau_step {tau:.2f} in {rounds} rounds; {causes}"]
     draft, verify = (
         sum(metrics["states"].get(name, {}).get("milliseconds", 0.0) for name in names)

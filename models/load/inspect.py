@@ -72,7 +72,7 @@ class Inspection:
             "context": f"{rope.limit} positions, RoPE {rope.kind} {rope.theta:g}",
             "dtype": config.dtype or "not given",
         }
-        self.kinds = ("none", "ngram", "vanilla")
+        self.kinds = ("none", "ngram", "recycle", "suffix", "vanilla")
         self.attempt(self.tensors, path)
         self.attempt(lambda path: self.tokens(path, config), path)
 

@@ -10,10 +10,16 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from ..forward import BlockDrafter
+from ..forward import BlockDrafter, largest, top
 from ..kv.pool import KVCache
-from ..sampling.top import largest, top
-from ..types import Candidates, DraftRows, DraftWork, Proposal, rerank, single_path
+from ..types import (
+    Candidates,
+    DraftRows,
+    DraftWork,
+    Proposal,
+    rerank,
+    single_path,
+)
 from .eagle import Workspace
 from .proposals import Drawing
 

@@ -10,9 +10,8 @@ from torch import Tensor
 
 from ..attention.backends import AttentionPlan, backend
 from ..attention.metadata import AttentionMetadata, QuerySequence, tensor
-from ..forward import HiddenDrafter, plan_attention
+from ..forward import HiddenDrafter, plan_attention, top
 from ..kv.pool import KVCache
-from ..sampling.top import top
 from ..types import Candidates, DraftRows, DraftWork, Proposal, rerank
 
 

@@ -9,10 +9,9 @@ import torch
 from torch import Tensor
 
 from ..attention.backends import AttentionPlan
-from ..forward import Target
+from ..forward import Target, largest
 from ..kv.pool import KVCache
 from ..layer_plan import decode_plan
-from ..sampling.top import largest
 from ..types import DraftRows, DraftWork, Proposal, single_path
 from .eagle import Workspace
 from .gamma import DraftDistributions

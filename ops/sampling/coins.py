@@ -11,8 +11,6 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from .top import top
-
 T = TypeVar("T", Tensor, int)
 
 STEP = 0x9E3779B97F4A7C15  # 2**64 / golden ratio: SplitMix64's increment
@@ -98,7 +96,7 @@ def ranked(scores_RV: Tensor, key_R: Tensor, most: int, count: int) -> Tensor:
     comes first. The best id that a grammar allows is a draw from the distribution renormalised to
     those. most: upper bound of the ids that a row keeps (`SamplingColumns.most_kept`)."""
     if most < scores_RV.shape[1]:
-        ids_RK = top(scores_RV, most)[1].sort(dim=-1).values
+        ids_RK = scores_RV.topk(most).indices.sort(dim=-1).values
     else:
         ids_RK = torch.arange(scores_RV.shape[1], device=scores_RV.device).expand_as(scores_RV)
     kept_RK = scores_RV.gather(1, ids_RK).double()

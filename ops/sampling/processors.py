@@ -12,7 +12,6 @@ from torch import Tensor
 
 from .coins import ranked
 from .settings import TIES, SamplingRules
-from .top import largest, top
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,16 +168,16 @@ def process(
 def choose(scores_RV: Tensor, rules: SamplingColumns, branch_R: Tensor, key_R: Tensor) -> Tensor:
     """int64 [R]: the best id of greedy rows (lowest of equals), of others a draw by `key_R`."""
     if rules.all_greedy:
-        return largest(scores_RV)
+        return scores_RV.argmax(-1)
     drawn_R = ranked(scores_RV, key_R, rules.most_kept, 1).squeeze(1)
     if not rules.any_greedy:
         return drawn_R
-    return torch.where(rules.greedy_S.index_select(0, branch_R), largest(scores_RV), drawn_R)
+    return torch.where(rules.greedy_S.index_select(0, branch_R), scores_RV.argmax(-1), drawn_R)
 
 
 def probabilities(scores_RV: Tensor, greedy_R: Tensor) -> Tensor:
     """[R, V]: softmax of the scores; one-hot at the best id (lowest of equals) for greedy rows."""
-    one_hot_RV = torch.zeros_like(scores_RV).scatter(1, largest(scores_RV)[:, None], 1.0)
+    one_hot_RV = torch.zeros_like(scores_RV).scatter(1, scores_RV.argmax(-1, keepdim=True), 1.0)
     return torch.where(greedy_R[:, None], one_hot_RV, scores_RV.softmax(-1))
 
 
@@ -200,7 +199,7 @@ def _kept_by_rank(z_RV: Tensor, rows: SamplingColumns) -> Tensor:
     depth = rows.depth
     if depth == 0:
         return torch.ones_like(z_RV, dtype=torch.bool)
-    top_RK = top(z_RV, depth)[0] if depth < size else z_RV.sort(descending=True).values
+    top_RK = z_RV.topk(depth).values if depth < size else z_RV.sort(descending=True).values
     no_k_R = (rows.top_k_S == 0) | (rows.top_k_S >= size)
     place_R = torch.where(no_k_R, size, rows.top_k_S).clamp(max=depth) - 1
     most_R = torch.where(no_k_R, size, rows.top_k_S + TIES)
@@ -224,9 +223,3 @@ def _biased(scores_RV: Tensor, ids_RC: Tensor, biases_RC: Tensor) -> Tensor:
     if ids_RC.shape[1] == 0:
         return scores_RV
     return scores_RV.scatter_add(1, ids_RC, biases_RC.to(scores_RV.dtype))
-
-
-def filler_ids(scores_RV: Tensor, top_k: int) -> Tensor:
-    """int64 [R, top_k]: the most likely tokens of each row, -1 for impossible ones (-inf)."""
-    scores_RK, ids_RK = top(scores_RV, top_k)
-    return ids_RK.where(scores_RK > -torch.inf, -1)

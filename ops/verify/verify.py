@@ -10,11 +10,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ..forward import largest, top
 from ..registry import op
 from ..sampling.coins import gumbel, perturbed, ranked, token_keys
-from ..sampling.processors import choose, filler_ids, probabilities, process
+from ..sampling.processors import choose, probabilities, process
 from ..sampling.settings import Accept, Rule
-from ..sampling.top import largest, top
 from ..types import Proposal, Rows
 from .rejection import accept_rejection, round_coins, rule_for
 
@@ -115,6 +115,14 @@ def best(scores_RV: Tensor) -> Tensor:
     return ids_RC.where(order.values > order.values[..., -1:], -1)
 
 
+def filler_ids(scores_RV: Tensor, top_k: int) -> Tensor:
+    """int64 [R, 2 * top_k]: the most likely tokens of each row, -1 for impossible ones (-inf), then
+    the bits of their float64 log-probabilities among these tokens."""
+    scores_RK, ids_RK = top(scores_RV, top_k)
+    ids_RK = ids_RK.where(scores_RK > -torch.inf, -1)
+    return torch.cat((ids_RK, scores_RK.double().log_softmax(-1).view(torch.int64)), -1)
+
+
 @dataclass(frozen=True, slots=True)
 class TreeFigures:
     """The figures of every drafted node: int64 [S, N, C], those of `DraftFigures`, floats as bits.
@@ -180,7 +188,7 @@ def accept(
 ) -> Accepted:
     """Accept drafts by matching the target's own draws, or by rejection sampling; trees under a
     grammar are matched in any case. logits: [R, V], the tree rows first. filler_top_k: if above
-    1, `side_outputs_SC` are this many best tokens of every node. explain: return `figures`, too."""
+    1, `side_outputs_SC` end with this many best tokens of every node. explain: return `figures`."""
     trees, nodes = rows.nodes_ST.shape
     tokens_SN = proposal.tokens_SN
     parents_SN = proposal.parents_SN + 1
@@ -225,7 +233,9 @@ def accept(
         parents_ST = F.pad(parents_SN, (1, 0))
     side_outputs_SC = proposal.side_outputs_SC
     if filler_top_k > 1:
-        side_outputs_SC = filler_ids(scored.scores_RV, filler_top_k).view(trees, -1)
+        filler_SC = filler_ids(scored.scores_RV, filler_top_k).view(trees, -1)
+        sides = (filler_SC,) if side_outputs_SC is None else (side_outputs_SC, filler_SC)
+        side_outputs_SC = torch.cat(sides, 1)
     return Accepted(
         drawn_ST=drawn_ST,
         path_ST=path_ST,

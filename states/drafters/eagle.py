@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from ..drafter import DraftContext, Drafter, TextRows, committed_features
 from ..graph.drafter_settings import DrafterSettings, Nodes, TreeSettings
@@ -33,6 +33,19 @@ class DynamicTreeSettings(TreeSettings):
     """children per node while drafting"""
     model: Text | None = None
     """checkpoint of the head"""
+    with_: tuple[Literal["recycle", "suffix", "ngram"], ...] = Field((), alias="with")
+    """drafters without a model whose nodes compete with the head's for the places in a tree"""
+    filler_top_k: Int = Field(1, ge=1, le=64)
+    """the target's best tokens that `with: [recycle]` keeps for each context; there 8, if not
+    given"""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _keeps_candidates(cls, values: Any) -> Any:
+        mixed = values.get("with", values.get("with_")) if isinstance(values, dict) else None
+        if isinstance(mixed, list | tuple) and "recycle" in mixed:
+            return {"filler_top_k": 8, **values}
+        return values
 
     @property
     def offered(self) -> int | Mapping[int, int]:
@@ -47,6 +60,8 @@ class DynamicTreeSettings(TreeSettings):
 
     @property
     def largest_tree(self) -> tuple[int, str]:
+        if self.with_:
+            return super().largest_tree
         nodes = self.top_k + (self.draft_depth - 1) * self.top_k**2
         return nodes, f"draft_depth {self.draft_depth} and top_k {self.top_k} draft at most {nodes}"
 

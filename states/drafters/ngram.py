@@ -58,14 +58,11 @@ class NgramDrafter(Drafter):
         self._fillers: dict[int, list[Sequence[int]]] = {}
         self._open: set[int] = set()
 
-    def grow(self, frontier: tuple[Branch, ...]) -> Proposal:
+    def propose(self, branches: Sequence[Branch], nodes: int) -> Proposal:
         from ...ops.draft.proposals import pack
 
-        nodes = self.num_nodes(len(frontier))
-        if not nodes:
-            return self.no_drafts(len(frontier))
         draft = self.lookup_ if self.settings.method == "lookup" else self.count_
-        return pack([draft(branch, nodes) for branch in frontier], self.context.layout.device)
+        return pack([draft(branch, nodes) for branch in branches], self.context.layout.device)
 
     def lookup_(self, branch: Branch, nodes: int) -> HostTree:
         """Prompt lookup: what followed the last tokens of the branch before."""
@@ -115,7 +112,7 @@ class NgramDrafter(Drafter):
         if self.settings.method == "nasd" and result.side_outputs_SC.size:
             nodes = result.tokens_ST.shape[1]
             for branch, row, path in zip(branches, result.side_outputs_SC, paths, strict=True):
-                self._fillers[branch.owner] = row.reshape(nodes, -1)[list(path)].tolist()
+                self._fillers[branch.owner] = row.reshape(nodes, 2, -1)[list(path), 0].tolist()
         return super().learn(branches, result, paths)
 
     def close(self, request: Request) -> None:

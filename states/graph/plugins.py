@@ -38,6 +38,8 @@ BUILT_IN = {
     "dflash": "drafters.dflash:DFlashDrafter",
     "vanilla": "drafters.vanilla:VanillaDrafter",
     "ngram": "drafters.ngram:NgramDrafter",
+    "recycle": "drafters.recycle:RecycleDrafter",
+    "suffix": "drafters.suffix:SuffixDrafter",
 }
 """By kind the class in `states`, as module:class."""
 

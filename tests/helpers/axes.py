@@ -76,9 +76,12 @@ REJECTING = {
     ("dflash", 0): ("block", "sampled"),
     ("dflash", 1): ("topk", ""),
     ("eagle3", 0): ("topk", ""),
+    ("eagle3", 2): ("topk", ""),
     ("eagle1", 0): ("without_replacement", "distinct"),
     ("eagle1", 1): ("with_replacement", "sampled"),
     ("ngram", 1): ("topk", ""),
+    ("recycle", 1): ("topk", ""),
+    ("suffix", 0): ("topk", ""),
 }
 """Drafters whose drafts can be judged by rejection: the rule, and how they draw."""
 CHOICES = (("none", 0), *((kind, n) for kind, sets in SETTINGS.items() for n in range(len(sets))))

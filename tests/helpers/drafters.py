@@ -11,7 +11,17 @@ from helpers.support import Tiny
 from helpers.tiny import write_tiny_dflash, write_tiny_eagle
 from specsot.engine.models import Models, with_drafter
 
-KINDS = ("eagle3", "eagle2", "eagle1", "dflash", "vanilla", "adaptive", "ngram")
+KINDS = (
+    "eagle3",
+    "eagle2",
+    "eagle1",
+    "dflash",
+    "vanilla",
+    "adaptive",
+    "ngram",
+    "recycle",
+    "suffix",
+)
 SETTINGS: dict[str, tuple[tuple[str, ...], ...]] = {
     "eagle3": (
         ("drafter.num_draft_tokens=6", "drafter.draft_depth=3", "drafter.top_k=4"),
@@ -21,9 +31,16 @@ SETTINGS: dict[str, tuple[tuple[str, ...], ...]] = {
             "drafter.top_k=3",
             "drafter.rows_per_round=10",
         ),
+        (
+            "drafter.num_draft_tokens={1: 9, 3: 4}",
+            "drafter.draft_depth=3",
+            "drafter.top_k=2",
+            "drafter.with=[recycle, suffix]",
+        ),
     ),
     "eagle2": (
         ("drafter.num_draft_tokens={1: 9, 3: 4}", "drafter.draft_depth=4", "drafter.top_k=3"),
+        ("drafter.num_draft_tokens=6", "drafter.with=[recycle]"),
     ),
     "eagle1": ((), ("drafter.tree=[[1], [0], [1, 2], [0, 0], [1, 2, 0], [0, 0, 1]]",)),
     "dflash": (
@@ -47,6 +64,19 @@ SETTINGS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("drafter.method=nasd", "drafter.scope=branch", "drafter.width=1"),
         ("drafter.method=nasd", "drafter.scope=session"),
     ),
+    "recycle": (
+        (),
+        (
+            "drafter.num_draft_tokens=7",
+            "drafter.draft_depth=3",
+            "drafter.filler_top_k=3",
+            "drafter.most_contexts=16",
+        ),
+    ),
+    "suffix": (
+        (),
+        ("drafter.num_draft_tokens=5", "drafter.draft_depth=3", "drafter.most_tokens=90"),
+    ),
 }
 """Per kind: settings that differ in what they do."""
 COSTS = "drafter.costs={target: {1: 2.0, 64: 9.0}, drafter: {1: 0.2, 64: 1.0}, overhead: 1.0}"
@@ -60,6 +90,8 @@ CHOOSING = {
     ),
     "vanilla": ("drafter.gamma_policy=cost", "drafter.gamma_max=6", COSTS),
     "ngram": ("drafter.num_draft_tokens=auto", "drafter.most_nodes=9", COSTS),
+    "recycle": ("drafter.num_draft_tokens=auto", "drafter.most_nodes=9", COSTS),
+    "suffix": ("drafter.num_draft_tokens=auto", "drafter.most_nodes=9", COSTS),
 }
 """Settings that leave it to the rounds how much they draft."""
 for _kind, _sets in CHOOSING.items():
@@ -72,7 +104,7 @@ def settings_of(kind: str, number: int) -> tuple[str, ...]:
 
 
 def drafting(made: Tiny, kind: str) -> Models:
-    if kind in ("eagle3", "ngram"):
+    if kind in ("eagle3", "ngram", "recycle", "suffix"):
         return made.models
     return with_drafter(made.models, _folder(made.folder, kind), kind)
 

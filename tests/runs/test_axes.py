@@ -14,7 +14,16 @@ from specsot.states.request import Finish
 ROUNDS = axes.Case(parts=5, max_num_branches=3, stops=(), budget=25)
 DRAWN = replace(ROUNDS, temperature=1.0, dtype="float64", prefix_cache=False)
 EAGLE = ("eagle3", 0)
-TREES = (EAGLE, ("eagle2", 0), ("eagle1", 0), ("dflash", 0), ("dflash", 1), ("ngram", 1))
+TREES = (
+    EAGLE,
+    ("eagle2", 0),
+    ("eagle1", 0),
+    ("dflash", 0),
+    ("dflash", 1),
+    ("ngram", 1),
+    ("recycle", 0),
+    ("suffix", 1),
+)
 ROWS = (
     *(replace(ROUNDS, drafter=drafter) for drafter in axes.CHOICES),
     *(replace(ROUNDS, drafter=drafter, rows_per_round=9) for drafter in TREES),

@@ -262,7 +262,8 @@ def test_what_else_the_target_found_likely_is_counted_along_the_path() -> None:
     other.owner = OWNER + 1
     state = new_drafter("ngram", method="nasd", draft_depth=1, longest=1, width=2, scope="branch")
     state.count_(other, 2)
-    side = [[60, 61, 62, 63, 64, 65]]  # two best tokens after each of three nodes
+    # after each of three nodes the two best tokens, and the bits of their log-probabilities
+    side = [[60, 61, 0, 0, 62, 63, 0, 0, 64, 65, 0, 0]]
     state.learn([branch], result(1, side), [[0, 2]])
     branch.tokens += [60, 64]
     state.count_(branch, 2)

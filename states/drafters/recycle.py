@@ -1,0 +1,109 @@
+"""Token Recycling: drafts are the target's candidates of earlier rows; no model, no forward."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+from pydantic import Field
+
+from ...ops.draft.ngram import Gram, HostTree
+from ...ops.draft.recycle import CONTEXT, RecycleTable, recycled_tree
+from ...ops.draft.reliability import buckets_of
+from ..drafter import DraftContext, Drafter
+from ..graph.drafter_settings import Nodes, TreeSettings
+from ..yaml.spec import Int
+
+if TYPE_CHECKING:
+    from ...ops.draft.gamma import GammaRecord
+    from ...ops.types import Proposal
+    from ..request import Branch, Request
+    from ..round import RoundResult
+
+
+class RecycleSettings(TreeSettings):
+    """Drafts are what the target found likely after the same tokens before: no model."""
+
+    kind: Literal["recycle"]
+    num_draft_tokens: Nodes = 16
+    """drafted tokens of a tree, or {active branches: nodes}"""
+    draft_depth: Int = Field(6, ge=1, le=256)
+    """drafted levels of a tree"""
+    filler_top_k: Int = Field(8, ge=2, le=64)
+    """the target's best tokens that are kept for each context"""
+    most_contexts: Int = Field(200_000, ge=16, le=1 << 24)
+    """contexts of one or two tokens that are kept; the oldest are forgotten"""
+
+
+class RecycleDrafter(Drafter):
+    """Its tables are shared by all requests of an engine with the same cache salt."""
+
+    Settings = RecycleSettings
+    settings: RecycleSettings
+
+    def __init__(self, settings: RecycleSettings, context: DraftContext) -> None:
+        super().__init__(settings, context)
+        self.tables: dict[str, RecycleTable] = {}
+        self._roots: dict[int, Gram] = {}  # the context of each branch in this round
+        self.memory = (*self.memory, self._roots)
+        self._read: set[int] = set()  # prefixes and branches whose prompts the table has
+
+    def table_(self, request: Request) -> RecycleTable:
+        settings = self.settings
+        return self.tables.setdefault(request.cache_salt, RecycleTable(settings.most_contexts))
+
+    def propose(self, branches: Sequence[Branch], nodes: int) -> Proposal:
+        from ...ops.draft.proposals import pack
+
+        device = self.context.layout.device
+        return pack([self.tree_(branch, nodes) for branch in branches], device)
+
+    def tree_(self, branch: Branch, nodes: int) -> HostTree:
+        request = branch.request
+        table = self.table_(request)
+        if request.prefix_owner not in self._read:
+            self._read.add(request.prefix_owner)
+            table.read_(request.context, self.settings.filler_top_k)
+        context = tuple(branch.context(branch.size - CONTEXT))
+        self._roots[branch.owner] = context
+        return recycled_tree(
+            table,
+            context,
+            nodes=nodes,
+            levels=self.settings.draft_depth,
+            stop_ids=request.stop_ids,
+        )
+
+    def learn(
+        self, branches: Sequence[Branch], result: RoundResult, paths: Sequence[Sequence[int]]
+    ) -> tuple[GammaRecord, ...]:
+        """Keep the target's candidates after all nodes, after those of the path last."""
+        trees = zip(branches, result.tokens_ST, result.parents_ST, strict=True)
+        width = self.settings.filler_top_k
+        for tree, (branch, tokens_T, parents_T) in enumerate(trees):
+            context = self._roots.get(branch.owner, ())
+            if not context or not result.side_outputs_SC.size:
+                continue
+            table = self.table_(branch.request)
+            path = paths[tree]
+            tokens = tokens_T.tolist()
+            contexts = [context]
+            for token, parent in zip(tokens[1:], parents_T.tolist()[1:], strict=True):
+                contexts.append((*contexts[parent], token)[-CONTEXT:])
+            sides_C = result.side_outputs_SC[tree, -2 * width * len(tokens) :]
+            sides_T2K = sides_C.reshape(len(tokens), 2, width)
+            candidates = sides_T2K[:, 0].tolist()
+            scores = np.ascontiguousarray(sides_T2K[:, 1]).view(np.float64).tolist()
+            following = [*(tokens[node] for node in path[1:]), int(result.bonus_S[tree])]
+            for node, token in zip(path, following, strict=False):
+                table.count_(contexts[node], token)
+            for node, token in enumerate(tokens):
+                if token >= 0:
+                    kept = sum(token >= 0 for token in candidates[node])
+                    known = tuple(candidates[node][:kept]), buckets_of(scores[node][:kept])
+                    table.put_(contexts[node], known, accepted=node in path)
+        return super().learn(branches, result, paths)
+
+    def close(self, request: Request) -> None:
+        self._read.discard(request.prefix_owner)

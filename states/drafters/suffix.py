@@ -1,0 +1,99 @@
+"""Suffix matching: drafts are what followed the same tokens in any text of the engine before."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Literal
+
+from pydantic import Field
+
+from ...ops.draft.ngram import HostTree
+from ...ops.draft.suffix import FAR, Place, SuffixTexts, suffix_tree
+from ..drafter import DraftContext, Drafter
+from ..graph.drafter_settings import Nodes, TreeSettings
+from ..yaml.spec import Int
+
+if TYPE_CHECKING:
+    from ...ops.draft.gamma import GammaRecord
+    from ...ops.types import Proposal
+    from ..request import Branch, Request
+    from ..round import RoundResult
+
+
+class SuffixSettings(TreeSettings):
+    """Drafts are what followed the longest matches of the last tokens in any text before."""
+
+    kind: Literal["suffix"]
+    num_draft_tokens: Nodes = 8
+    """drafted tokens of a tree, or {active branches: nodes}"""
+    draft_depth: Int = Field(8, ge=1, le=256)
+    """drafted levels of a tree"""
+    most_tokens: Int = Field(200_000, ge=16, le=1 << 26)
+    """tokens of prompts and answers that are kept; the oldest texts are forgotten"""
+
+
+class SuffixDrafter(Drafter):
+    """Its texts are those of all requests of an engine with the same cache salt: prompts with their
+    documents, and the branches of all answers."""
+
+    Settings = SuffixSettings
+    settings: SuffixSettings
+
+    def __init__(self, settings: SuffixSettings, context: DraftContext) -> None:
+        super().__init__(settings, context)
+        self.texts: dict[str, SuffixTexts] = {}
+        self._text_of: dict[int, tuple[int, int]] = {}  # by segment: its text, its context's size
+        self._matches: dict[int, list[Place]] = {}  # of each branch in this round
+
+    def texts_(self, request: Request) -> SuffixTexts:
+        return self.texts.setdefault(request.cache_salt, SuffixTexts(self.settings.most_tokens))
+
+    def propose(self, branches: Sequence[Branch], nodes: int) -> Proposal:
+        from ...ops.draft.proposals import pack
+
+        device = self.context.layout.device
+        return pack([self.tree_(branch, nodes) for branch in branches], device)
+
+    def tree_(self, branch: Branch, nodes: int) -> HostTree:
+        request = branch.request
+        texts = self.texts_(request)
+        if request.prefix_owner not in self._text_of:
+            self._text_of[request.prefix_owner] = texts.open_(), 0
+        prefix, known = self._text_of[request.prefix_owner]
+        texts.append_(prefix, request.context[known:])
+        self._text_of[request.prefix_owner] = prefix, len(request.context)
+        if branch.owner not in self._text_of:
+            start = branch.size - branch.num_tokens
+            before = branch.context(start - FAR)[: min(FAR, start)]
+            self._text_of[branch.owner] = texts.open_(before), start
+        self._read_(branch)
+        matches = texts.matches(branch.context(branch.size - FAR))
+        self._matches[branch.owner] = matches
+        levels = self.settings.draft_depth
+        return suffix_tree(texts, matches, nodes=nodes, levels=levels, stop_ids=request.stop_ids)
+
+    def _read_(self, branch: Branch) -> None:
+        """Append the branch's new tokens to its text."""
+        text, known = self._text_of[branch.owner]
+        self.texts_(branch.request).append_(text, branch.context(known))
+        self._text_of[branch.owner] = text, branch.size
+
+    def learn(
+        self, branches: Sequence[Branch], result: RoundResult, paths: Sequence[Sequence[int]]
+    ) -> tuple[GammaRecord, ...]:
+        rows = zip(branches, result.tokens_ST, paths, result.bonus_S.tolist(), strict=True)
+        for branch, tokens_T, path, bonus in rows:
+            token = int(tokens_T[path[1]]) if len(path) > 1 else int(bonus)
+            self.texts_(branch.request).count_(self._matches.pop(branch.owner, ()), token)
+        return super().learn(branches, result, paths)
+
+    def close(self, request: Request) -> None:
+        for branch in request.all_branches():
+            if branch.owner in self._text_of:
+                self._read_(branch)
+
+    def forget(self, owners: Sequence[int]) -> None:
+        super().forget(owners)
+        for owner in owners:
+            self._text_of.pop(owner, None)
+            self._matches.pop(owner, None)
