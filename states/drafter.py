@@ -149,13 +149,12 @@ class Drafter:
         if self.chooser is not None and active:
             remaining = [branch.budget - len(branch.tokens) - 1 for branch in active]
             unread = sum(len(rows.tokens) for rows in self.inbox)
-            choice = self.chooser.choose_([branch.owner for branch in active], remaining, unread)
-            if not (choice.size or can_wait):  # nothing is drafted: if every row follows a prompt
-                starts = {branch.owner: branch.start + len(branch.prompt) for branch in active}
-                can_wait = all(
-                    rows.owner in starts and rows.position >= starts[rows.owner]
-                    for rows in self.inbox
-                )
+            self.chooser.choose_([branch.owner for branch in active], remaining, unread)
+        if not (can_wait or self.num_nodes(len(active))):  # if every row follows a prompt
+            starts = {branch.owner: branch.start + len(branch.prompt) for branch in active}
+            can_wait = all(
+                rows.owner in starts and rows.position >= starts[rows.owner] for rows in self.inbox
+            )
         if can_wait:
             return tuple(active)
         pending = self.inbox

@@ -82,7 +82,7 @@ class RecycleDrafter(Drafter):
         trees = zip(branches, result.tokens_ST, result.parents_ST, strict=True)
         width = self.settings.filler_top_k
         for tree, (branch, tokens_T, parents_T) in enumerate(trees):
-            context = self._roots.get(branch.owner, ())
+            context = self._roots.pop(branch.owner, ())
             if not context or not result.side_outputs_SC.size:
                 continue
             table = self.table_(branch.request)

@@ -27,22 +27,23 @@ def _valid_nodes(value: Any) -> Any:
         if not _count(key, 1024):
             what = "a number of active branches is an integer from 1 to 1024"
             raise PydanticCustomError("nodes_key", what, {"at": key})
-        if not _count(count):
-            what = "must be an integer from 1 to {most}"
+        least = 1 if key == 1 else 0
+        if not _count(count, least=least):
+            what = f"must be an integer from {least} to {{most}}"
             raise PydanticCustomError("nodes", what, context | {"at": key})
     if 1 not in value:
         raise PydanticCustomError("nodes", "needs an entry for 1 active branch")
     return value
 
 
-def _count(value: Any, most: int = MAX_NODES) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= most
+def _count(value: Any, most: int = MAX_NODES, least: int = 1) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
 
 
 _TREE_SIZE = {"type": "integer", "minimum": 1, "maximum": MAX_NODES}
 _BY_ACTIVE = {
     "type": "object",
-    "patternProperties": {"^[1-9][0-9]*$": _TREE_SIZE},
+    "patternProperties": {"^[1-9][0-9]*$": {**_TREE_SIZE, "minimum": 0}},
     "required": ["1"],
     "additionalProperties": False,
 }
@@ -59,7 +60,7 @@ def largest(nodes: int | Mapping[int, int]) -> int:
 
 
 def nodes_for(nodes: int | Mapping[int, int], active: int) -> int:
-    """Drafted tokens per branch while `active` branches share the round."""
+    """Drafted tokens per branch while `active` branches share the round; 0: it drafts nothing."""
     if isinstance(nodes, int):
         return nodes
     return nodes[max(least for least in nodes if least <= max(active, 1))]

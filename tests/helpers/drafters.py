@@ -40,7 +40,7 @@ SETTINGS: dict[str, tuple[tuple[str, ...], ...]] = {
     ),
     "eagle2": (
         ("drafter.num_draft_tokens={1: 9, 3: 4}", "drafter.draft_depth=4", "drafter.top_k=3"),
-        ("drafter.num_draft_tokens=6", "drafter.with=[recycle]"),
+        ("drafter.num_draft_tokens={1: 6, 2: 3, 3: 0}", "drafter.with=[recycle]"),
     ),
     "eagle1": ((), ("drafter.tree=[[1], [0], [1, 2], [0, 0], [1, 2, 0], [0, 0, 1]]",)),
     "dflash": (

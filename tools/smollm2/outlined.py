@@ -19,15 +19,16 @@ from specsot.states.phases.merge import Answer
 
 from ..bench.make_samples import shown
 
-HEAD = """# Ten answers of SmolLM2-135M-Instruct
+HEAD = r"""# Ten answers of SmolLM2-135M-Instruct
 
 Questions of the files below, drawn with seed {seed}, not chosen; greedy, `graphs/bim_plain.yaml`
-with the profile `smollm2`, {dtype}. The model is small: the form of its answers is what this page
-shows.
+with the profile `smollm2`, {dtype}, `skeleton.part: {part}`. The model is small: the form of its
+answers is what this page shows.
 
 <!-- not run: checkout -->
 ```sh
-python -m tools.smollm2.outlined {files} --samples docs/samples_smollm2.md --seed {seed}
+python -m tools.smollm2.outlined {files} --part {part} --tokens {tokens} --seed {seed} \
+    --samples docs/samples_smollm2.md
 ```
 """
 
@@ -55,10 +56,12 @@ def main() -> None:
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--at-once", type=int, default=32)
     parser.add_argument("--tokens", type=int, default=160)
+    parser.add_argument("--part", default="paragraph")
     parser.add_argument("--samples", type=Path)
     parser.add_argument("--seed", type=int, default=7)
     args = parser.parse_args()
     room = [f"layout.max_num_branches={args.at_once}", f"layout.kv_slots={args.at_once * 900}"]
+    room.append(f"skeleton.part={args.part}")
     session = open_session(
         "bim_plain",
         profile=args.profile,
@@ -87,9 +90,9 @@ def main() -> None:
     if args.samples is not None:
         drawn = Random(args.seed).sample(answers, 10)
         files = " ".join(f"--prompts {file.name}" for file in args.prompts)
-        head = HEAD.format(seed=args.seed, dtype=args.dtype, files=files).strip()
+        head = HEAD.format(files=files, **vars(args))
         pages = [shown(number, answer) for number, answer in enumerate(drawn, 1)]
-        args.samples.write_text("\n\n".join([head, *pages]) + "\n", encoding="utf-8")
+        args.samples.write_text("\n\n".join([head.strip(), *pages]) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -97,7 +97,7 @@ MISTAKES = [
     (NODES, "num_draft_tokens: {1: ¦0}",
      "drafter.num_draft_tokens.1: must be an integer from 1 to 4096"),
     (NODES, "num_draft_tokens: {1: 4, 2: ¦true}",
-     "drafter.num_draft_tokens.2: must be an integer from 1 to 4096"),
+     "drafter.num_draft_tokens.2: must be an integer from 0 to 4096"),
     (NODES, "num_draft_tokens: {1: 4, ¦a: 1}",
      "a number of active branches is an integer from 1 to 1024"),
     (NODES, "num_draft_tokens: {1: 4, ¦0: 1}",
