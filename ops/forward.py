@@ -138,24 +138,32 @@ def forward_(
 
 
 def largest(scores_XV: Tensor) -> Tensor:
-    """int64 [...]: the index of the highest score, of equals the smallest; on a CPU by numpy, which
-    takes a tenth of the time."""
-    if scores_XV.is_cpu and scores_XV.dtype in (torch.float32, torch.float64):
-        return torch.from_numpy(scores_XV.numpy().argmax(-1))
-    return scores_XV.argmax(-1)
+    """int64 [...]: the index of the highest score, of equals the smallest."""
+    if not _in_blocks(scores_XV):
+        return scores_XV.argmax(-1)
+    scores_XBb = scores_XV.unflatten(-1, (-1, BLOCK))
+    block_X1 = scores_XBb.amax(-1).argmax(-1, keepdim=True)
+    index_X1b = block_X1[..., None].expand(*block_X1.shape, BLOCK)
+    inside_X1 = scores_XBb.gather(-2, index_X1b).argmax(-1)
+    return (block_X1 * BLOCK + inside_X1).squeeze(-1)
 
 
 def top(scores_XV: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """The `count` highest scores, best first, and their indices, int64, [..., count] each; the
-    order of equals is open. They are in the blocks with the highest scores."""
+    order of equals is open."""
     size = scores_XV.shape[-1]
-    blocks, rest = divmod(size, BLOCK)
-    if rest or blocks <= count or not scores_XV.is_cpu or scores_XV.numel() < FEW:
+    if size <= count * BLOCK or not _in_blocks(scores_XV):
         best = scores_XV.topk(min(count, size), dim=-1)
         return best.values, best.indices
-    scores_XBb = scores_XV.unflatten(-1, (blocks, BLOCK))
+    scores_XBb = scores_XV.unflatten(-1, (-1, BLOCK))
     block_XC = scores_XBb.amax(-1).topk(count, dim=-1).indices
     index_XCb = block_XC[..., None].expand(*block_XC.shape, BLOCK)
     best = scores_XBb.gather(-2, index_XCb).flatten(-2).topk(count, dim=-1)
     index_XC = block_XC.gather(-1, best.indices // BLOCK) * BLOCK + best.indices % BLOCK
     return best.values, index_XC
+
+
+def _in_blocks(scores_XV: Tensor) -> bool:
+    """Whether it is faster to find the blocks with the highest scores first."""
+    whole = scores_XV.shape[-1] % BLOCK == 0
+    return whole and scores_XV.is_cpu and scores_XV.numel() >= FEW

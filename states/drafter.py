@@ -283,28 +283,29 @@ class TwoDrafters(Drafter):
         super().__init__(main.settings, replace(main.context, costs=None))
         self.main = main
         self.outlines = outlines
+        self.both = (main, outlines)
         self.lookback = max(main.lookback, outlines.lookback)
 
     @property
     def parts(self) -> tuple[Drafter, ...]:
-        return (self.main, self.outlines)
+        return (*self.main.parts, *self.outlines.parts)
 
     def intake_(self, *, attention: str = "auto") -> Any:
         return tuple(
-            part.intake_(attention=attention) if part.active else None for part in self.parts
+            part.intake_(attention=attention) if part.active else None for part in self.both
         )
 
     def root(self, batch: Any) -> Any:
-        pairs = zip(self.parts, batch, strict=True)
+        pairs = zip(self.both, batch, strict=True)
         return tuple(None if rows is None else part.root(rows) for part, rows in pairs)
 
     def grow(self, frontier: Any) -> Proposal:
         from ..ops.draft.proposals import join
 
-        pairs = zip(self.parts, frontier, strict=True)
+        pairs = zip(self.both, frontier, strict=True)
         active = self.context.table.active
         places = [
-            [at for at, branch in enumerate(active) if part.serves(branch)] for part in self.parts
+            [at for at, branch in enumerate(active) if part.serves(branch)] for part in self.both
         ]
         return join([None if value is None else part.grow(value) for part, value in pairs], places)
 
@@ -317,11 +318,16 @@ class TwoDrafters(Drafter):
         self, branches: Sequence[Branch], result: RoundResult, paths: Sequence[Sequence[int]]
     ) -> tuple[GammaRecord, ...]:
         records: list[GammaRecord] = []
-        for part in self.parts:
+        for part in self.both:
             trees = [tree for tree, branch in enumerate(branches) if part.serves(branch)]
             served = [branches[tree] for tree in trees]
-            sides_SC = result.side_outputs_SC[trees]
-            own = replace(result, tokens_ST=result.tokens_ST[trees], side_outputs_SC=sides_SC)
+            own = replace(
+                result,
+                tokens_ST=result.tokens_ST[trees],
+                parents_ST=result.parents_ST[trees],
+                bonus_S=result.bonus_S[trees],
+                side_outputs_SC=result.side_outputs_SC[trees],
+            )
             records += part.learn(served, own, [paths[tree] for tree in trees])
         return tuple(records)
 

@@ -109,9 +109,10 @@ class NgramDrafter(Drafter):
         self, branches: Sequence[Branch], result: RoundResult, paths: Sequence[Sequence[int]]
     ) -> tuple[GammaRecord, ...]:
         """Also keep the target's other likely tokens at each accepted position."""
-        if self.settings.method == "nasd" and result.side_outputs_SC.size:
+        if self.settings.method == "nasd" and self.settings.filler_top_k > 1:
             nodes = result.tokens_ST.shape[1]
-            for branch, row, path in zip(branches, result.side_outputs_SC, paths, strict=True):
+            sides_SC = result.side_outputs_SC[:, -2 * self.settings.filler_top_k * nodes :]
+            for branch, row, path in zip(branches, sides_SC, paths, strict=True):
                 self._fillers[branch.owner] = row.reshape(nodes, 2, -1)[list(path), 0].tolist()
         return super().learn(branches, result, paths)
 

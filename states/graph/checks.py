@@ -260,10 +260,12 @@ class _Checks:
         at = ("skeleton", "drafter")
         code = ProblemCode.TWO_DRAFTERS
         for place, drafter in ((at, outlines), (("drafter",), self.graph.drafter)):
-            for name in ("rows_per_round", "filler_top_k"):
-                if (getattr(drafter, name, None) or 1) > 1:
-                    message = "must be omitted if outlines have another drafter"
-                    self.report((*place, name), message, code, key=True)
+            if getattr(drafter, "rows_per_round", None) is not None:
+                message = "must be omitted if outlines have another drafter"
+                self.report((*place, "rows_per_round"), message, code, key=True)
+        if getattr(outlines, "filler_top_k", 1) > 1:
+            message = "the target's candidates (filler_top_k) are for the graph's drafter only"
+            self.report(at, message, code, key=True)
         if self.graph.sampling.accept == "rejection":
             self.report(at, "a second drafter needs `sampling.accept: match`", code, key=True)
         if self.graph.blend is not None:

@@ -36,7 +36,7 @@ NOT_RUN: dict[str, dict[str, int]] = {
     "docs/samples_smollm2.md": {"checkout": 1},
     "docs/scheduling.md": {"minutes": 1},
     "docs/serving.md": {"install": 1, "models": 1, "other test": 5},
-    "docs/smollm2.md": {"network": 1},
+    "docs/smollm2.md": {"network": 1, "checkout": 1},
     "docs/troubleshooting.md": {"models": 1, "other test": 1},
     "docs/certificates/README.md": {"minutes": 1},
 }

@@ -17,6 +17,7 @@ PAIRS = [
     ("dflash", "vanilla"),
     ("none", "eagle3"),
     ("vanilla", "none"),
+    ("recycle", "ngram"),
 ]
 
 
@@ -48,6 +49,12 @@ def test_the_tokens_are_those_of_plain_decoding(
         assert (accepted > 0) == (kind != "none"), f"{kind} drafts for {[b.name for b in own]}"
 
 
+def test_a_mixed_tree_has_a_second_drafter(plain: tuple[str, list[Branch], int]) -> None:
+    mixed = "drafter={kind: eagle3, with: [recycle, suffix], num_draft_tokens: 6}"
+    digest, branches, _ = answered(mixed, "skeleton.drafter={kind: vanilla, gamma_policy: egag}")
+    assert digest == plain[0] and all(sum(branch.accepted) for branch in branches)
+
+
 @pytest.mark.parametrize(
     ("sets", "message"),
     [
@@ -57,6 +64,10 @@ def test_the_tokens_are_those_of_plain_decoding(
         (
             ["skeleton.drafter.kind=eagle3", "drafter.rows_per_round=4"],
             "drafter.rows_per_round: must be omitted if outlines have another drafter",
+        ),
+        (
+            ["skeleton.drafter.kind=recycle"],
+            "the target's candidates (filler_top_k) are for the graph's drafter only",
         ),
         (
             ["skeleton.drafter.kind=eagle3", "sampling={accept: rejection, temperature: 1}"],

@@ -27,7 +27,8 @@ def target(tmp_path: Path) -> Path:
 def test_a_target(target: Path) -> None:
     seen = inspect_model(target)
     assert (seen.kind, seen.family) == ("target", "qwen3")
-    assert (seen.kinds, seen.assumed, seen.problems) == (("none", "ngram", "vanilla"), (), [])
+    assert seen.kinds == ("none", "ngram", "recycle", "suffix", "vanilla")
+    assert (seen.assumed, seen.problems) == ((), [])
     said = seen.facts
     assert said["layers"] == "2" and said["hidden size"] == "32 (4 heads, 2 for keys, of 16)"
     assert said["vocabulary"] == "130" and said["tokenizer"] == "130 tokens"

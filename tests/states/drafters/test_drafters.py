@@ -261,6 +261,7 @@ def test_what_else_the_target_found_likely_is_counted_along_the_path() -> None:
     branch, other = branch_of(tokens=(9,)), branch_of(tokens=REPEATED)
     other.owner = OWNER + 1
     state = new_drafter("ngram", method="nasd", draft_depth=1, longest=1, width=2, scope="branch")
+    state.settings = state.settings.model_copy(update={"filler_top_k": 2})
     state.count_(other, 2)
     # after each of three nodes the two best tokens, and the bits of their log-probabilities
     side = [[60, 61, 0, 0, 62, 63, 0, 0, 64, 65, 0, 0]]
