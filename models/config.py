@@ -81,10 +81,12 @@ class DecoderConfig(DecoderShape):
     """The shape of a decoder of one of the families.
 
     activation: of the MLP's gate, a function of torch.nn.functional. sliding: for each layer
-    whether it sees only `window` positions back. dtype: of the weights; "" if not given."""
+    whether it sees only `window` positions back. dtype: of the weights; "" if not given. fused: the
+    file has one tensor for queries, keys and values, and one for gate and up."""
 
     family: str
     activation: str = "silu"
+    fused: bool = False
     num_layers: int
     tied: bool = False
     window: int = 0

@@ -142,6 +142,7 @@ class DecoderLayer(nn.Module):
         self.head_dim = shape.head_dim
         self.eps = shape.eps
         self.activation = getattr(F, getattr(shape, "activation", "silu"))
+        self.fused = getattr(shape, "fused", False)
         hidden = shape.hidden_size
         self.inner = inner = shape.intermediate_size
         width = self.heads * self.head_dim
@@ -225,6 +226,9 @@ class DecoderLayer(nn.Module):
         )
         for layer, sizes in parts:
             module = "self_attn" if layer is self.qkv or layer is self.o else "mlp"
+            if self.fused:
+                name = "gate_up" if layer is self.gate_up else "".join(sizes)
+                sizes = {name: sum(sizes.values())}
             for kind, value in layer.named_parameters():
                 names = [f"{module}.{name}_proj.{kind}" for name in sizes]
                 views |= zip(names, torch.split(of(value), list(sizes.values())), strict=True)

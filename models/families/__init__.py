@@ -23,7 +23,7 @@ class Family:
     head_dim of 0 is hidden size / heads. activation: of the MLP's gate, a function of
     torch.nn.functional. qk_norm: queries and keys have norms. qkv_bias, o_bias, mlp_bias: whether
     these projections have a bias, or the key of config.json that says so. window_switch: the key
-    that turns on windows. renamed: keys with other names than Llama's -> Llama's names."""
+    that turns on windows. fused: see `DecoderConfig`. renamed: keys with other names than Llama's -> Llama's names."""
 
     name: ClassVar[str]
     max_positions: ClassVar[int]
@@ -34,6 +34,7 @@ class Family:
     o_bias: ClassVar[str | bool] = False
     mlp_bias: ClassVar[str | bool] = False
     window_switch: ClassVar[str] = ""
+    fused: ClassVar[bool] = False
     renamed: ClassVar[Mapping[str, str]] = {}
 
     def windows(self, fields: Fields, layers: int) -> tuple[int, tuple[bool, ...]]:
@@ -72,6 +73,7 @@ class Family:
             **shape,
             family=self.name,
             activation=self.activation,
+            fused=self.fused,
             num_layers=layers,
             qk_norm=self.qk_norm,
             tied=fields.flag("tie_word_embeddings"),

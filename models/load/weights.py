@@ -154,7 +154,8 @@ def kind_of(stored: Stored) -> str:
     joined = stored.get("fc.weight")
     first = "layers.0.self_attn.q_proj.weight"
     if joined is None:
-        return "target" if f"model.{first}" in stored else ""
+        firsts = (f"model.{first}", f"model.{first.replace('q_proj', 'qkv_proj')}")
+        return "target" if any(name in stored for name in firsts) else ""
     if any(name.startswith("midlayer.") for name in stored):
         return "eagle3"
     if first not in stored:
@@ -278,6 +279,8 @@ def load_target(
     _check_layers(config.path, config.num_layers, stored)
     tied = (LM_HEAD,) if config.tied and LM_HEAD not in stored else ()
     share = Share.of(config, index, count)
+    if config.fused and count > 1:
+        raise ModelError(config.path, "fused projections cannot be divided among ranks")
     if tied or whole_head:
         share = share._replace(vocabulary=range(config.vocab_size))
     decoder = on_meta(config.path, lambda: Decoder(config, share))

@@ -67,12 +67,16 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
         },
     ),
+    "phi3": ("phi3", {}),
+    "phi3-window-tied": ("phi3", {"sliding_window": 5, "tie_word_embeddings": True}),
+    "phi3-longrope": ("phi3", {"rope_parameters": LONG, "original_max_position_embeddings": 32}),
 }
 
 
 def save(folder: Path, family: str, options: dict[str, Any]) -> None:
     torch.manual_seed(len(str(options)))
-    model = AutoModelForCausalLM.from_config(CONFIG_MAPPING[family](**SHAPE | options))
+    ids = {"pad_token_id": None, "eos_token_id": 2} if family == "phi3" else {}
+    model = AutoModelForCausalLM.from_config(CONFIG_MAPPING[family](**SHAPE | ids | options))
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.ndim == 1:  # norms and biases would otherwise be ones and zeros

@@ -1,0 +1,15 @@
+"""Phi-3 and Phi-4: Llama with queries, keys and values in one tensor, and gate and up in one; all
+layers may have one sliding window."""
+
+from ..files import Fields
+from . import Family
+
+
+class Phi3(Family):
+    name = "phi3"
+    max_positions = 4096
+    fused = True
+
+    def windows(self, fields: Fields, layers: int) -> tuple[int, tuple[bool, ...]]:
+        given = fields.get("sliding_window") is not None
+        return fields.integer("sliding_window") if given else 0, (given,) * layers
