@@ -23,8 +23,8 @@ class Family:
     head_dim of 0 is hidden size / heads. activation: of the MLP's gate, a function of
     torch.nn.functional. qk_norm: queries and keys have norms. qkv_bias, o_bias, mlp_bias: whether
     these projections have a bias, or the key of config.json that says so. window_switch: the key
-    that turns on windows. fused: see `DecoderConfig`. renamed: keys with other names than Llama's ->
-    Llama's names."""
+    that turns on windows. fused: see `DecoderConfig`. renamed: keys with other names than
+    Llama's -> Llama's names."""
 
     name: ClassVar[str]
     max_positions: ClassVar[int]
