@@ -141,11 +141,12 @@ def largest(scores_XV: Tensor) -> Tensor:
     """int64 [...]: the index of the highest score, of equals the smallest."""
     if not _in_blocks(scores_XV):
         return scores_XV.argmax(-1)
-    scores_XBb = scores_XV.unflatten(-1, (-1, BLOCK))
+    scores_XBb = torch.unflatten(scores_XV, -1, (-1, BLOCK))
     block_X1 = scores_XBb.amax(-1).argmax(-1, keepdim=True)
     index_X1b = block_X1[..., None].expand(*block_X1.shape, BLOCK)
     inside_X1 = scores_XBb.gather(-2, index_X1b).argmax(-1)
-    return (block_X1 * BLOCK + inside_X1).squeeze(-1)
+    index_X: Tensor = (block_X1 * BLOCK + inside_X1).squeeze(-1)
+    return index_X
 
 
 def top(scores_XV: Tensor, count: int) -> tuple[Tensor, Tensor]:
@@ -155,7 +156,7 @@ def top(scores_XV: Tensor, count: int) -> tuple[Tensor, Tensor]:
     if size <= count * BLOCK or not _in_blocks(scores_XV):
         best = scores_XV.topk(min(count, size), dim=-1)
         return best.values, best.indices
-    scores_XBb = scores_XV.unflatten(-1, (-1, BLOCK))
+    scores_XBb = torch.unflatten(scores_XV, -1, (-1, BLOCK))
     block_XC = scores_XBb.amax(-1).topk(count, dim=-1).indices
     index_XCb = block_XC[..., None].expand(*block_XC.shape, BLOCK)
     best = scores_XBb.gather(-2, index_XCb).flatten(-2).topk(count, dim=-1)

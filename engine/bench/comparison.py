@@ -6,7 +6,7 @@ of one never is: its other half would be measured in another state of the machin
 import json
 import shlex
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from hashlib import sha256
@@ -36,6 +36,7 @@ from .sides import (
     GraphPair,
     SharedModels,
     Side,
+    SideRun,
     answer_all,
     compare_branches,
     equality_of,
@@ -218,6 +219,7 @@ def document_of(comparison: Comparison, prepared: Prepared) -> dict[str, Any]:
                 name: [None if n is None else float(f"{n:.6g}") for n in figure]
                 for name, figure in figures.items()
             },
+            "categories": _by_category(prepared.experiment.figures, rounds, mine, theirs),
             "acceptance_by_depth": acceptance_by_depth(meter.lengths),
             "ms_per_visit": {
                 name: round(state["milliseconds_per_visit"], 4)
@@ -244,6 +246,26 @@ def document_of(comparison: Comparison, prepared: Prepared) -> dict[str, Any]:
         "problems": problems,
         "differences": failures,
     }
+
+
+def _by_category(
+    names: Iterable[str],
+    rounds: Sequence[ComparedPrompt],
+    mine: Sequence[SideRun],
+    theirs: Sequence[SideRun],
+) -> dict[str, dict[str, float]]:
+    """The shown figures of the questions of each category; empty if they have none."""
+    found: dict[str, dict[str, float]] = {}
+    for category in dict.fromkeys(one.prompt.category for one in rounds):
+        at = [n for n, one in enumerate(rounds) if one.prompt.category == category]
+        own, reference = ([runs[n] for n in at] for runs in (mine, theirs))
+        measured = {name: FIGURES[name].measure(own, reference, at) for name in names}
+        found[category] = {
+            name: float(f"{figure.value:.6g}")
+            for name, figure in measured.items()
+            if figure is not None and figure.value is not None
+        }
+    return {} if found.keys() <= {""} else found
 
 
 def acceptance_by_depth(lengths: Counter[int]) -> list[float]:

@@ -69,8 +69,27 @@ def markdown(experiment: Experiment, rows: Rows) -> str:
     return "".join(f"{line}\n" for line in markdown_table(heads, cells))
 
 
+def category_tables(
+    experiment: Experiment, rows: Rows
+) -> Iterator[tuple[str, list[tuple[str, ...]]]]:
+    """By category of the questions: the name of each ratio and tau that is shown, and a table of
+    it; its first line has the categories."""
+    categories = list(rows[0]["categories"]) if rows else []
+    for name in experiment.figures if categories else ():
+        if name.startswith(("speedup", "tau")):
+            table = [("", *(category or "none" for category in categories))]
+            for letter, row in zip(letters(), rows, strict=False):
+                values = [row["categories"].get(category, {}).get(name) for category in categories]
+                form = FIGURES[name].form
+                table.append((letter, *("-" if v is None else format(v, form) for v in values)))
+            yield name.replace("_", " "), table
+
+
 def page(experiment: Experiment, rows: Rows, notes: Iterable[str], facts: Iterable[str]) -> str:
     title = f"# {experiment.name}\n\n{experiment.doc}\n\n{markdown(experiment, rows)}"
+    for name, (heads, *cells) in category_tables(experiment, rows):
+        lines = "".join(f"{line}\n" for line in markdown_table(heads, cells))
+        title += f"\n{name} by category:\n\n{lines}"
     notes_text = "".join(f"{line}\n" for line in notes)
     return f"{title}\n```\n{notes_text}```\n\n" + "".join(f"- {fact}\n" for fact in facts)
 
@@ -86,6 +105,8 @@ def console(experiment: Experiment, rows: Rows, notes: Iterable[str]) -> str:
     split = [zip_longest(*(cell.split("\n") for cell in line), fillvalue="") for line in lines]
     title = f"{experiment.name}: {experiment.doc}"
     texts = ["", title, "", *aligned(chain.from_iterable(split)), ""]
+    for name, cells_of_name in category_tables(experiment, rows):
+        texts += [f"{name} by category:", "", *aligned(cells_of_name), ""]
     return "".join(f"{line}\n" for line in [*texts, *(printable(note, "") for note in notes)])
 
 

@@ -21,7 +21,10 @@ from ..errors import UsageError
 MAX_BYTES = 64 << 20  # of a file
 TEXT_KEYS = ("prompt", "question", "turns", "task")
 ID_KEYS = ("id", "question_id", "task_id")
-PROMPT_KEYS = {*TEXT_KEYS, *ID_KEYS, "seed", "max_new_tokens", "documents", "cache_salt"}
+PROMPT_KEYS = {
+    *(*TEXT_KEYS, *ID_KEYS),
+    *("seed", "max_new_tokens", "documents", "cache_salt", "category"),
+}
 FOR_ALL = {  # what others' files say of a prompt's decoding, and what says it here
     "max_tokens": "'max_new_tokens' is the name here",
     "max_completion_tokens": "'max_new_tokens' is the name here",
@@ -41,8 +44,9 @@ MAX_DOCUMENTS = 10_000  # of one file, or of one prompt
 class Prompt:
     """One question; without `seed`, its seed is derived from the run's seed and `key`. documents:
     the context of the question, in prompt order. cache_salt: prompts share cached KV rows only with
-    prompts of the same salt. past: earlier turns of the conversation. rules: the system message. A
-    run.yaml has these fields under the names of a prompts file."""
+    prompts of the same salt. category: of a benchmark's question. past: earlier turns of the
+    conversation. rules: the system message. A run.yaml has these fields under the names of a
+    prompts file."""
 
     __pydantic_config__ = ConfigDict(extra="forbid")
 
@@ -52,6 +56,7 @@ class Prompt:
     max_new_tokens: Int | None = None
     documents: tuple[Document, ...] = ()
     cache_salt: str = ""
+    category: str = ""
     past: tuple[PastTurn, ...] = ()
     rules: str = ""
 
@@ -163,7 +168,8 @@ def _prompt(value: Mapping[str, Any], name: str, number: int) -> Prompt:
     if isinstance(text, list) and text and name == "turns":
         text = text[0]
     salt = value.get("cache_salt") or ""
-    for field_name, content in ((name, text), ("cache_salt", salt)):
+    category = value.get("category") or ""
+    for field_name, content in ((name, text), ("cache_salt", salt), ("category", category)):
         if not isinstance(content, str):
             raise UsageError(f"{field_name!r} must be a text")
     check_unicode(salt, "cache_salt")
@@ -186,7 +192,15 @@ def _prompt(value: Mapping[str, Any], name: str, number: int) -> Prompt:
     for n, document in enumerate(documents or (), 1):
         with _at(f"document {n}"):
             own.append(_document(document, n))
-    return Prompt(str(key), text, seed, budget, documents=tuple(own), cache_salt=salt)
+    return Prompt(
+        str(key),
+        text,
+        seed,
+        budget,
+        documents=tuple(own),
+        cache_salt=salt,
+        category=category,
+    )
 
 
 @contextmanager

@@ -22,7 +22,7 @@ from ..errors import UsageError
 # ruff: noqa: RUF009  (the calls make fields)
 
 
-JSONL = "(id, prompt|question|turns|task, seed, max_new_tokens, documents, cache_salt)"
+JSONL = "(id, prompt|question|turns|task, seed, max_new_tokens, documents, cache_salt, category)"
 Device = Annotated[str, Field(pattern=r"^(cpu|cuda(:[0-9]{1,3})?)$")]
 Dtype = Literal["float32", "float64", "bfloat16", "float16"]
 WeightFormat = Literal["full", "int8", "int4"]

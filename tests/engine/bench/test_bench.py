@@ -155,6 +155,22 @@ def test_a_larger_cache_is_found_without_a_clock(quick: RunOptions, capsys: Outp
     assert bench_command(replace(asked, baseline=Path("bad.json")), quick) == Code.USAGE
 
 
+def test_categories_have_figures_of_their_own(quick: RunOptions, capsys: Output) -> None:
+    lines = ['{"prompt": "One?", "category": "a"}', '{"prompt": "Two?", "category": "a"}']
+    Path("q.jsonl").write_text("\n".join([*lines, '{"prompt": "Three?"}']))
+    asked = BenchOptions(("eagle",), against="autoregressive", repeats=2, out=Path("kept"))
+    assert bench_command(asked, replace(quick, prompts=Path("q.jsonl"))) == Code.OK
+    rows = json.loads(Path("kept/result.json").read_text())["rows"]
+    found = rows["eagle"]["categories"]
+    assert list(found) == ["a", ""] and set(found["a"]) >= {"speedup_decode", "tau_step"}
+    low, high = sorted(found[category]["tau_step"] for category in found)
+    assert low <= rows["eagle"]["figures"]["tau_step"][0] <= high
+    out = capsys.readouterr().out
+    table = out[out.index("tau step by category:") :].splitlines()
+    assert table[2].split() == ["a", "none"] and table[4].split()[0] == "B"
+    assert "tau step by category:" in Path("kept/table.md").read_text()
+
+
 def test_assisted_and_looked_up_write_the_same(quick: RunOptions, capsys: Output) -> None:
     asked = BenchOptions(("hf-assisted", "hf-lookup"), against="autoregressive", repeats=1)
     embedded = replace(quick, model=None, drafter_model=None, max_new_tokens=24)

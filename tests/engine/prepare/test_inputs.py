@@ -39,14 +39,14 @@ def test_jsonl_objects(tmp_path: Path) -> None:
     )
     found = read_file(file)
     assert found.items == (
-        Prompt("a", "One?", 7, 9),
+        Prompt("a", "One?", 7, 9, category="x"),
         Prompt("5", "Two?"),
         Prompt("0", "Three?"),
         Prompt("4", "line\u2028sep"),
     )
     assert found.notes == (
         f"{file}:2: only the first of 2 turns is used",
-        f"{file}: not used: category, source",
+        f"{file}: not used: source",
     )
 
 
