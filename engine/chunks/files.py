@@ -27,8 +27,7 @@ DIGEST = re.compile("[0-9a-f]{64}")
 @dataclass(frozen=True, slots=True)
 class ChunkKey:
     """The inputs of a chunk's tensors; equal keys mean equal chunks. bos: the token before the
-    chunk, which is not part of it; None for no token. taps: layers whose features are stored,
-    joined in increasing order. token_ids: at least one."""
+    chunk, not part of it. taps: layers whose features are stored. token_ids: at least one."""
 
     model_hash: str
     dtype: str
@@ -118,18 +117,12 @@ class ChunkFiles:
         if header.get("specsot_chunk") != str(FORMAT):
             raise DamagedChunk(f"{path}: not a chunk of format {FORMAT}")
         try:
-            model_hash, dtype, bos, taps = json.loads(header["facts"])
+            *facts, taps = json.loads(header["facts"])
             used, size = _stat(path)
+            of_key = dict(zip(("model_hash", "dtype", "bos"), facts, strict=True))
+            tokens = int(header["tokens"])
             info = ChunkInfo(
-                digest=digest,
-                name=header["name"],
-                tokens=int(header["tokens"]),
-                bytes=size,
-                model_hash=model_hash,
-                dtype=dtype,
-                bos=bos,
-                taps=tuple(taps),
-                used=used / 1e9,
+                digest, header["name"], tokens, size, **of_key, taps=tuple(taps), used=used / 1e9
             )
         except (KeyError, ValueError, TypeError):
             raise DamagedChunk(f"{path}: its header is not that of a chunk") from None
@@ -143,8 +136,7 @@ class ChunkFiles:
             os.utime(self.path(digest), ns=(time.time_ns(),) * 2)
 
     def drop(self, digest: str) -> bool:
-        """Remove a chunk's file; existing memory maps stay valid. False if it does not exist;
-        raises UsageError if it cannot be removed."""
+        """Remove a file; memory maps stay valid. False if it does not exist; raises UsageError."""
         try:
             self.path(digest).unlink()
         except FileNotFoundError:

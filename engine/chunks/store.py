@@ -53,9 +53,7 @@ class ChunkStore:
     max_bytes: of the tensors in memory, and of the files in the folder. device: of the stored
     tensors. bytes: of the chunks in memory. notes: problems of files."""
 
-    def __init__(
-        self, max_bytes: int, folder: Path | None = None, device: torch.device | str = "cpu"
-    ) -> None:
+    def __init__(self, max_bytes: int, folder: Path | None = None, device: str = "cpu") -> None:
         self.max_bytes = max_bytes
         self.device = torch.device(device)
         self.files = None if folder is None else ChunkFiles(folder)
@@ -185,9 +183,7 @@ def _on(chunk: ChunkKV, device: torch.device, *, copy: bool = False) -> ChunkKV:
     layout = torch.contiguous_format if copy else torch.preserve_format
     with torch.inference_mode(False):  # its tensors have no version counters
         tensors = _named(chunk).values()
-        return ChunkKV(
-            *(tensor.detach().to(device, copy=copy, memory_format=layout) for tensor in tensors)
-        )
+        return ChunkKV(*(t.detach().to(device, copy=copy, memory_format=layout) for t in tensors))
 
 
 def _versions(chunk: ChunkKV) -> tuple[int, ...]:
@@ -204,10 +200,9 @@ def _checksum(tensors: Mapping[str, Tensor]) -> str:
 
 @dataclass(slots=True)
 class ChunkLibrary:
-    """The chunks of one target in a store, with counters of a run's look-ups. taps: layers whose
-    features the drafter reads, empty for drafters that read text. collect: compute and store
-    missing chunks. hits, missed: look-ups of cached chunks, and of chunks to be computed in place.
-    made_nanos, made_sizes: time of all computed chunks, and tokens of each."""
+    """The chunks of one target, and a run's look-ups. taps: layers whose features the drafter
+    reads. collect: compute and store missing chunks. hits, missed: of cached ones, and of ones to
+    compute in place. made_nanos, made_sizes: time of all computed chunks, and tokens of each."""
 
     store: ChunkStore
     target: Decoder
@@ -285,7 +280,7 @@ def chunks_for(program: Program, models: "Models", store: ChunkStore | None) -> 
         message = "bottom_right cannot be used: layers of this model have a sliding window"
         raise wrong(message, "mask")
     drafter = models.drafter if program.graph.drafter.has_model else None
-    store = store or ChunkStore(CHUNK_BYTES, device=models.device)
+    store = store or ChunkStore(CHUNK_BYTES, device=str(models.device))
     weights = "" if store.files is None else model_hash(target.config.path.parent)
     models = replace(models, drafter=drafter)
     return ChunkLibrary.of(store, models, weights, collect=blend.collect)

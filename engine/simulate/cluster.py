@@ -188,7 +188,7 @@ class ClusterSimulation:
         if group is None:
             blocked = any(member.in_step for member in worker.members)
         else:
-            blocked = group.in_step or not (group.is_idle or worker.owed)
+            blocked = group.in_step or (bool(group.live) and not worker.owed)
         if worker.in_step or blocked:
             return
         worker.owed = False

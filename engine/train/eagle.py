@@ -80,9 +80,8 @@ class EagleTrainer(Trainer):
     def inputs(
         self, batch: TrainingBatch, *, exact: bool = False, noise: torch.Generator | None = None
     ) -> EagleInputs:
-        """A batch of packed rows with the target's outputs, in float32 if `exact`. Branches of one
-        sample share the row that pairs the trunk's last token with their first token, which is the
-        same for all after an outline."""
+        """A batch with the target's outputs, in float32 if `exact`. Branches of a sample share the
+        row of the trunk's last token and their first one: the same for all after an outline."""
         output = self.teacher.read(batch, self.model.config.taps, best=True, exact=exact)
         taps_BSF = output.features_BSF
         with torch.no_grad(), self.teacher.low_precision():

@@ -16,9 +16,8 @@ RUN: Any = option(None, "Checkpoints and the log; default OUT.run.")
 
 @dataclass(frozen=True, kw_only=True)
 class DrafterTraining:
-    """What all drafters' trainings have in common. The first of ``minutes``, ``tokens`` and
-    ``steps`` ends the training, and the learning rate follows whichever is furthest; without
-    ``minutes`` nothing depends on the time."""
+    """What all trainings have in common. The first of ``minutes``, ``tokens`` and ``steps`` that is
+    reached ends it, the learning rate follows the furthest; only ``minutes`` depend on the time."""
 
     out: Path = OUT
     target: str = option("embedded", "`embedded`, a checkpoint folder or a Hub id.")

@@ -38,9 +38,8 @@ from .worker_groups import NO_GROUP, RECEIVE_INTERVAL, RunWorker, WorkerGroup, W
 
 
 class RequestState:
-    """A submitted request in host integers, so that any worker can continue it. Raises PromptError.
-    source: has the rows of the prefix, `rows` of each pool; holders: groups that decode branches
-    and have them. assigned: the group that decodes a branch, by its index."""
+    """A request in host integers. Raises PromptError. source: has the rows of the prefix, `rows` of
+    each pool; holders: decoders that have them. assigned: the group of a branch, by its index."""
 
     def __init__(self, session: Session, table: RequestTable, prompt: Prompt) -> None:
         self.session = session
@@ -91,10 +90,8 @@ class RequestState:
         if not branches:
             assert self.request.root is not None
             return MigratedRequest(outline=tuple(self.request.root.tokens), arrival=arrival)
-        migrated = tuple(
-            MigratedBranch(b.index, b.prompt.ids, tuple(b.tokens), b.budget) for b in branches
-        )
-        return MigratedRequest(self.prefix, migrated, arrival=arrival)
+        parts = [MigratedBranch(b.index, b.prompt.ids, tuple(b.tokens), b.budget) for b in branches]
+        return MigratedRequest(self.prefix, tuple(parts), arrival=arrival)
 
     def branch_of(self, index: int) -> Branch | None:
         return next((one for one in self.request.all_branches() if one.index == index), None)
@@ -164,8 +161,7 @@ class RequestState:
 
 class Director:
     """Requests, workers, and which group decodes what. placed: branches that their groups have not
-    received. tokens: committed, by worker. figures: of the prefixes that were sent: bytes that
-    arrived, seconds, collectives that failed."""
+    received. tokens: committed, by worker. figures: of the prefixes that were sent."""
 
     def __init__(self, session: Session, workers: WorkerGroups) -> None:
         self.workers = workers

@@ -106,9 +106,7 @@ class WorkerListener:
     expected: dict[str, "asyncio.Future[Connection]"] = field(default_factory=dict)
 
     async def __aenter__(self) -> Self:
-        self._server = await asyncio.start_server(
-            self._connected, self.address, 0, limit=MAX_LINE_BYTES
-        )
+        self._server = await asyncio.start_server(self._greeted, self.address, limit=MAX_LINE_BYTES)
         self.port = int(self._server.sockets[0].getsockname()[1])
         return self
 
@@ -121,7 +119,7 @@ class WorkerListener:
         self.expected[secret] = asyncio.get_running_loop().create_future()
         return secret, self.expected[secret]
 
-    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _greeted(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with suppress(OSError, EOFError, ValueError, KeyError):
             async with asyncio.timeout(GREETING_DEADLINE):
                 expected = self.expected.pop((await reader.readexactly(SECRET_LETTERS)).decode())
@@ -294,10 +292,9 @@ class WorkerLink:
 
 @dataclass(eq=False)
 class Membership(Generic[Link]):
-    """The workers of a router or a director. limits: when a worker hangs, and is lost; None: they
-    are not watched. restarts: a worker whose process ends is started again under its name; else it
-    leaves. tries: lives in a row in which a worker was never ready, after which it fails; None: any
-    number. links: of the workers that have not ended for good."""
+    """The workers of a router or a director. limits: when a worker hangs, and is lost; None: never.
+    restarts: a worker whose process ends is started again under its name, else it leaves. tries:
+    lives in a row without being ready, then it fails. links: workers that have not left."""
 
     source: WorkerSource
     limits: HangLimits | None = None

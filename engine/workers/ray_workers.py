@@ -208,10 +208,9 @@ def reserved(block: ClusterBlock, workers: Sequence[Start | Load]) -> Iterator[M
 
 @dataclass(eq=False)
 class RayHost:
-    """Runs a worker as an actor of the cluster that this process is a driver of. With a `Load` a
-    free actor of the same job is used before one is started. caller: the thread that calls Ray.
-    deadline: seconds in which a free actor has to answer. detached, adopted: the actor outlives, or
-    was there before, this driver. place: see `reserved`."""
+    """Runs a worker as an actor of this driver's cluster, with a `Load` in a free actor of the same
+    job if there is one. caller: the thread that calls Ray. deadline: seconds in which a free actor
+    answers. detached, adopted: it outlives, or precedes, the driver. place: of `reserved`."""
 
     first: Start | Load
     listener: WorkerListener

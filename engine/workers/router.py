@@ -331,8 +331,7 @@ class Router(Membership[Replica]):
 
 
 def control_path() -> Path:
-    """A socket that only its owner may use, in the folder of the cluster's file. A client sends one
-    JSON line and receives lines until its order is done."""
+    """A socket for its owner alone; a client sends one JSON line, and receives lines."""
     return cluster_file().with_suffix(".sock")
 
 
@@ -387,10 +386,9 @@ def replica_control(router: Router, address: str) -> AbstractAsyncContextManager
 def ask_router(
     order: str, report: Callable[[str], None], count: int | None = None
 ) -> dict[str, Any] | None:
-    """Send an order to the server with --workers of this machine, and wait until it is done. order:
-    `state`, `scale` (to `count`) or `end`. report: takes the lines in between. Returns address,
-    graphs and replicas of the server; None if there is none. Raises ClusterError: the order failed,
-    or the server ended before it was done."""
+    """Send an order to this machine's server with --workers, and wait until it is done. order:
+    `state`, `scale` (to `count`) or `end`. report: takes the lines in between. Returns its address,
+    graphs and replicas; None if there is none. Raises ClusterError: it failed."""
     with suppress(OSError), socket.socket(socket.AF_UNIX) as pipe:
         pipe.settimeout(None if order == "scale" else ANSWER_DEADLINE)
         pipe.connect(str(control_path()))

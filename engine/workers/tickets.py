@@ -112,9 +112,8 @@ def _is_outlined(request: Submit, facts: Mapping[str, Any]) -> bool:
 
 @dataclass
 class DeliveredStream:
-    """The output of a request that its client has received. A second run of the request repeats it,
-    in steps of other sizes: `new_part` drops what the client has. Texts, tokens, scores and events
-    of a branch come in the same order in every run."""
+    """The output of a request that its client has received. A second run repeats it in steps of
+    other sizes: texts, tokens, scores and events of a branch come in the same order."""
 
     _delivered: dict[tuple[str, int], list[Any]] = field(default_factory=dict)
     _at: Counter[tuple[str, int]] = field(default_factory=Counter)
@@ -158,9 +157,8 @@ class DeliveredStream:
 
 @dataclass(eq=False, slots=True)
 class Ticket:
-    """One message to the engines, and the messages that answer it, in order. on_close: is called
-    once the ticket is no longer read. replica: None while the request waits, and after its end.
-    losses: replicas that were lost while they had it."""
+    """A message to the engines, and those that answer it, in order. on_close: called once it is
+    read no longer. replica: None while it waits, and after its end. losses: of replicas with it."""
 
     request: Request
     expected_tokens: int
