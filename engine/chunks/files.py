@@ -51,8 +51,7 @@ class ChunkKey:
 
 @dataclass(frozen=True, slots=True)
 class ChunkInfo:
-    """A cached chunk in a list; further fields as in `ChunkKey`. digest: of its key. name: of its
-    document. bytes: of its file. used: seconds since 1970."""
+    """A cached chunk. digest: of its key. bytes: of its file. used: seconds since 1970."""
 
     digest: str
     name: str

@@ -76,8 +76,7 @@ class ChunkStore:
         return entry.chunk
 
     def put(self, key: ChunkKey, chunk: ChunkKV, name: str = "") -> bool:
-        """Store a copy of a chunk under a name for lists; False if it is larger than the store.
-        Raises ValueError if it does not match the key."""
+        """Store a copy; False if it is larger than the store; ValueError if it is not the key's."""
         _check(key, chunk)
         if chunk.bytes > self.max_bytes:
             return False
@@ -260,8 +259,7 @@ class ChunkLibrary:
 
 
 def chunks_for(program: Program, models: "Models", store: ChunkStore | None) -> ChunkLibrary:
-    """The chunks of a graph with the block `blend`, by default in memory; raises GraphError if the
-    model lacks a check layer, or its layers cannot use the mask."""
+    """The chunks of a graph that blends; raises GraphError if the model's layers cannot be used."""
     blend = program.graph.blend
     target = models.target
     assert blend is not None

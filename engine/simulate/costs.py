@@ -107,15 +107,14 @@ class Link(NamedTuple):
 
     def all_reduce(self, size: int, ranks: int) -> float:
         """Seconds of a sum of `size` bytes over the ranks."""
-        if ranks == 1:
-            return 0.0
         share = 2 * (ranks - 1)
-        return self.base + share * self.hop + share / ranks * size / self.bandwidth
+        seconds = self.base + share * self.hop + share / ranks * size / self.bandwidth
+        return seconds if ranks > 1 else 0.0
 
     def all_gather(self, size: int, ranks: int) -> float:
         """Seconds of a gather of `size` bytes in all."""
-        step = self.hop + size / ranks / self.bandwidth
-        return self.base + (ranks - 1) * step if ranks > 1 else 0.0
+        seconds = self.base + (ranks - 1) * (self.hop + size / ranks / self.bandwidth)
+        return seconds if ranks > 1 else 0.0
 
     def send(self, size: int) -> float:
         """Seconds of a transfer between two workers."""

@@ -25,8 +25,6 @@ from ...states.text.tokens import PromptTokens
 from ..errors import UsageError
 from .costs import StepCost
 
-# -- arrivals: Poisson, bursts, or a recorded file ------------------------------------------------
-
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
@@ -67,8 +65,7 @@ class Workload:
 
 
 def arrivals(spec: str, count: int, work: Workload, seed: int) -> Iterator[Arrival]:
-    """The arrivals that `poisson:RATE`, `bursts:RATE:SIZE` or a file names: RATE requests a second,
-    SIZE of them at once, with exponential gaps. Raises UsageError."""
+    """The arrivals that `poisson:RATE`, `bursts:RATE:SIZE` or a file names; raises UsageError."""
     kind, *numbers = spec.split(":")
 
     def generated(rate: float, size: int) -> Iterator[Arrival]:

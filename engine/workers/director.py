@@ -288,9 +288,6 @@ class Director:
             state.rows = present[0]  # fewer: some have been evicted
 
 
-# -- the states -----------------------------------------------------------------------------------
-
-
 @op("cluster.form_group_", commits=True)
 def form_group_(cluster: Director) -> None:
     """Replace lost workers, and join those that are ready in one process group."""

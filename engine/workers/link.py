@@ -194,11 +194,6 @@ class WorkerLink:
         """Whether this life is over; there may be another one."""
         return self.state in (LinkState.DEAD, LinkState.CLOSED)
 
-    @property
-    def over(self) -> bool:
-        """Whether there is not another life."""
-        return self.closed or self.failed is not None
-
     def _set(self, state: LinkState) -> None:
         if state is not self.state and not self.closed:
             self.state = state
@@ -329,10 +324,10 @@ class Membership(Generic[Link]):
         deaths = 0
         failures = 0
         try:
-            while not link.over:
+            while not (link.closed or link.failed):
                 started = monotonic()
                 await link.live()
-                if link.over or not self.restarts:
+                if link.closed or link.failed or not self.restarts:
                     return
                 deaths = 1 if monotonic() - started > STABLE_SECONDS else deaths + 1
                 failures = failures + 1 if link.greeting is NOT_READY else 0

@@ -19,7 +19,7 @@ from ..shell import complain
 from . import protocol
 from .link import HangLimits, LinkState, Membership, WorkerGoneError, WorkerSource
 from .placement import PrefixIndex
-from .ray_head import cluster_file
+from .ray_workers import cluster_file
 from .tickets import AnswerLengths, CountsByGraph, DiffersError, Replica, Ticket, choose_
 
 MAX_LIVES = 3  # of a replica in a row in which it is never ready
@@ -214,9 +214,7 @@ class Router(Membership[Replica]):
         self._place(ticket)
         return ticket
 
-    async def answer(
-        self, request: protocol.Encode, timeout: float | None = None
-    ) -> protocol.Message:
+    async def answer(self, request: protocol.Encode, timeout: float | None) -> protocol.Message:
         """The only message that answers a request; raises WorkerGoneError, TimeoutError."""
         ticket = self.ask(request)
         try:

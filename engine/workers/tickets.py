@@ -33,8 +33,7 @@ class DiffersError(RuntimeError):
 
 @dataclass(eq=False)
 class Replica(WorkerLink):
-    """A worker that decodes whole requests, through all lives of its process. expected: tokens to
-    be written for each of its requests. counts: of its engines, the latest."""
+    """Decodes whole requests. expected: tokens by request. counts: of its engines, the latest."""
 
     draining: bool = False
     expected: dict[str, int] = field(default_factory=dict)
@@ -186,8 +185,7 @@ class Ticket:
         self.on_close(self)
 
     def deliver(self, message: Message | None) -> None:
-        """Hand what is new of a message to the HTTP side; None: no replica will answer. Raises
-        DiffersError: it contradicts what was delivered."""
+        """Hand over what is new of a message; None: no replica will answer. Raises DiffersError."""
         if isinstance(message, Admitted):
             if self._admitted:
                 return
@@ -234,8 +232,7 @@ class Ticket:
 
     @property
     def remaining_request(self) -> Request:
-        """The request, with the answer so far and the remaining time. The last token of each branch
-        is written again, so that its end is found again."""
+        """The rest of the request. Branches write their last token again, and find their end."""
         request = self.request
         if not isinstance(request, Submit) or not self.losses:
             return request

@@ -94,8 +94,7 @@ class WorkerGroups(Membership[RunWorker]):
 
     @property
     def eligible(self) -> list[RunWorker]:
-        """Workers that can be in a group, by rank. With parts of the weights they are as many of
-        each part as make whole groups, the first part first."""
+        """Workers that can be in a group, by rank: equally many of each part of the weights."""
         parts = self.source.parts
         if parts == 1:
             return self.ready
@@ -201,8 +200,7 @@ class WorkerGroups(Membership[RunWorker]):
             self._loop.close()
 
     def form_(self) -> None:
-        """Form a new group of all eligible workers, once there is one. Raises ClusterError: all
-        workers are ready, and parts of the weights are missing."""
+        """Form a new group, once some are eligible. Raises ClusterError: parts are missing."""
         self.fill_()
         while not self.eligible:
             if len(self.ready) >= self.block.workers:
