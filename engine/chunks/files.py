@@ -118,11 +118,10 @@ class ChunkFiles:
         try:
             *facts, taps = json.loads(header["facts"])
             used, size = _stat(path)
-            of_key = dict(zip(("model_hash", "dtype", "bos"), facts, strict=True))
+            names = ("model_hash", "dtype", "bos", "taps")
+            of_key = dict(zip(names, (*facts, tuple(taps)), strict=True))
             tokens = int(header["tokens"])
-            info = ChunkInfo(
-                digest, header["name"], tokens, size, **of_key, taps=tuple(taps), used=used / 1e9
-            )
+            info = ChunkInfo(digest, header["name"], tokens, size, **of_key, used=used / 1e9)
         except (KeyError, ValueError, TypeError):
             raise DamagedChunk(f"{path}: its header is not that of a chunk") from None
         if header.get("key") != digest:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ MINUTES = 25.0  # of a training that is given no limit
 MLP = "Width of the MLP."
 OUT: Any = option(..., "Folder of the finished model.")
 RUN: Any = option(None, "Checkpoints and the log; default OUT.run.")
+share = partial(option, min=0, max=1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,9 +75,7 @@ class DFlashTraining(DrafterTraining):
     intermediate: int = option(1536, MLP, min=1)
     block_size: int = option(8, "Rows with the anchor; published: 16.", min=2)
     num_anchors: int = option(128, "Random blocks per row of a step.", min=1)
-    distillation: float = option(
-        0.0, "Share of divergence in the loss, for few texts.", min=0, max=1
-    )
+    distillation: float = share(0.0, "Share of divergence in the loss, for few texts.")
     target_layer_ids: str | None = option(
         None, "Layers of the target, from 0, e.g. 1,5; default: evenly spread."
     )
@@ -101,9 +101,7 @@ class VanillaTraining(DrafterTraining):
     hidden: int = option(128, "Width.", min=2)
     intermediate: int = option(1024, MLP, min=1)
     heads: int = option(4, "Attention heads, of queries and keys alike.", min=1)
-    distillation: float = option(
-        0.5, "Share of the loss that is divergence from the target.", min=0, max=1
-    )
+    distillation: float = share(0.5, "Share of the loss that is divergence from the target.")
     gamma: int = option(4, "Chain that acceptance is measured with.", min=1)
 
 

@@ -36,6 +36,8 @@ from .placement import assign_branches, expected_length
 from .protocol import Assign, CountWork, Output, Regroup, Regrouped, WorkCounts, summed
 from .worker_groups import NO_GROUP, RECEIVE_INTERVAL, RunWorker, WorkerGroup, WorkerGroups
 
+ByGroup = dict[WorkerGroup, int]
+
 
 class RequestState:
     """A request in host integers. Raises PromptError. source: has the rows of the prefix, `rows` of
@@ -177,9 +179,7 @@ class Director:
         self._numbers = count(1)  # of orders
         self._assignments: dict[str, tuple[RequestState, WorkerGroup]] = {}
 
-    def work(
-        self, groups: Sequence[WorkerGroup]
-    ) -> tuple[dict[WorkerGroup, int], dict[WorkerGroup, int]]:
+    def work(self, groups: Sequence[WorkerGroup]) -> tuple[ByGroup, ByGroup]:
         """Tokens that each group is expected to write still, and branches that it can take."""
         loads = dict.fromkeys(groups, 0)
         capacity = {group: group.max_branches for group in groups}

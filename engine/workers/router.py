@@ -246,9 +246,8 @@ class Router(Membership[Replica]):
         self._place_waiting()
 
     def _place(self, ticket: Ticket) -> None:
-        blocked = ticket.isolated and any(
-            other.isolated and other.replica is not None for other in self._tickets.values()
-        )
+        tickets = self._tickets.values()
+        blocked = ticket.isolated and any(one.isolated and one.replica for one in tickets)
         request = ticket.remaining_request
         replicas = [one for one in self.links if one.ready and not (blocked or one.draining)]
         while replica := choose_(request, replicas, self._beginnings):
