@@ -14,6 +14,7 @@ MLP = "Width of the MLP."
 OUT: Any = option(..., "Folder of the finished model.")
 RUN: Any = option(None, "Checkpoints and the log; default OUT.run.")
 share = partial(option, min=0, max=1)
+unset = partial(option, None)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,11 +26,9 @@ class DrafterTraining:
     target: str = option("embedded", "`embedded`, a checkpoint folder or a Hub id.")
     run: Path | None = RUN
     held_out: int = option(8, "Prompts that acceptance is measured with.", min=0)
-    minutes: float | None = option(
-        None, f"Time limit; default {MINUTES:g}, without another.", min=0.001
-    )
-    tokens: int | None = option(None, "Stop after this many tokens.", min=1)
-    steps: int | None = option(None, "Stop after this many updates.", min=1)
+    minutes: float | None = unset(f"Time limit; default {MINUTES:g}, without another.", min=0.001)
+    tokens: int | None = unset("Stop after this many tokens.", min=1)
+    steps: int | None = unset("Stop after this many updates.", min=1)
     lr: float = option(3e-3, "Peak learning rate of the layers.", min=0.0)
     head_lr: float = option(2e-3, "Peak learning rate of the rest.", min=0.0)
     batch_tokens: int = option(3072, "Tokens of an update.", min=16)
@@ -40,7 +39,7 @@ class DrafterTraining:
     save_minutes: float = option(3.0, "Of training, between checkpoints.", min=0.0)
     measure_minutes: float = option(3.0, "Of training, between looks.", min=0.0)
     device: str = option("cpu", "cpu, cuda, cuda:1 ...")
-    threads: int | None = option(None, "Of a CPU.", min=1)
+    threads: int | None = unset("Of a CPU.", min=1)
 
     @property
     def run_folder(self) -> Path:
@@ -79,9 +78,7 @@ class DFlashTraining(DrafterTraining):
     target_layer_ids: str | None = option(
         None, "Layers of the target, from 0, e.g. 1,5; default: evenly spread."
     )
-    mask_token_id: int | None = option(
-        None, "Default: the tokenizer's mask, else an unused row.", min=0
-    )
+    mask_token_id: int | None = unset("Default: the tokenizer's mask, else an unused row.", min=0)
 
     @property
     def layer_ids(self) -> tuple[int, ...] | None:

@@ -1,8 +1,7 @@
 """Directs a run over workers: the ops and guards of graphs/machines/cluster.yaml.
 
-The director decodes nothing. It has all requests in host integers, and workers send their tokens as
-they commit them. So what a lost worker had continues elsewhere behind its last committed token, and
-coins are keyed by position: the text is the same."""
+The director decodes nothing: it has all requests and their tokens in host integers. What a lost
+worker had continues elsewhere behind its last token; coins are keyed by position: the same text."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -182,7 +181,7 @@ class Director:
     def work(self, groups: Sequence[WorkerGroup]) -> tuple[ByGroup, ByGroup]:
         """Tokens that each group is expected to write still, and branches that it can take."""
         loads = dict.fromkeys(groups, 0)
-        capacity = {group: group.max_branches for group in groups}
+        capacity = {group: group.leader.greeting.max_branches for group in groups}
         for state in self.states:
             for branch in state.request.all_branches():
                 group = state.assigned.get(branch.index)

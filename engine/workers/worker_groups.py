@@ -55,10 +55,6 @@ class WorkerGroup:
     def name(self) -> str:
         return "+".join(worker.name for worker in self.workers)
 
-    @property
-    def max_branches(self) -> int:
-        return self.leader.greeting.max_branches
-
 
 class WorkerGroups(Membership[RunWorker]):
     """Workers and the process group that they form. report: takes what happens to workers, for the
