@@ -81,7 +81,6 @@ def _report(
     bench_options: BenchOptions,
     baseline: Mapping[str, Any] | None = None,
 ) -> int:
-    """Measure, deliver table and notes, report problems."""
     experiment = prepared.experiment
     files = None if bench_options.out is None else RunFolder.at(bench_options.out)
     for note in prepared.notes:

@@ -40,18 +40,15 @@ class _Entry(NamedTuple):
 
 
 class ChunkStore:
-    """Chunks by key; the least recently used ones are dropped beyond `max_bytes`.
+    """Chunks by key; the least recently used ones are dropped beyond `max_bytes`, of the tensors in
+    memory, and of the files in the folder. Not thread-safe. notes: problems of files.
 
     Chunks never change: `put` stores a copy, and `get` returns the stored tensors themselves. torch
     has no read-only tensors, so the next `get` detects a write by the version counters.
 
     With a folder every chunk is a file as well (see `ChunkFiles`), mapped into memory and verified
     in full when a process first reads it, against the header's digest and the key; an invalid file
-    is a miss, noted in `notes` and written again. That detects damage, not malice: write access to
-    the folder can change answers. Not thread-safe.
-
-    max_bytes: of the tensors in memory, and of the files in the folder. device: of the stored
-    tensors. bytes: of the chunks in memory. notes: problems of files."""
+    is a miss, and written again. This detects damage, not malice: a writer can change answers."""
 
     def __init__(self, max_bytes: int, folder: Path | None = None, device: str = "cpu") -> None:
         self.max_bytes = max_bytes

@@ -29,7 +29,6 @@ GAMMAS = {16: 7.0, 10: 5.0, 8: 4.0}  # block size -> decay, from the paper
 @dataclass(frozen=True, slots=True)
 class Blocks:
     """The blocks of a batch, whose sequences may hold several texts that share beginnings.
-
     anchors_BM: int64, places in their sequences. valid_BM: bool, False for padding blocks, which
     see nothing and count nothing. size: P."""
 

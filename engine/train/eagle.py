@@ -30,10 +30,9 @@ from .teacher import Teacher, TeacherOutput, attend, copy_equal_, draw_
 class EagleInputs:
     """A batch, whose labels are the tokens behind each, with the target's outputs: of token j its
     tapped hidden states (taps_BSF), of token j + 1 the likeliest token after it (best_BS).
-
     goals_BSG: what row j learns: for EAGLE-1 and EAGLE-2 the target's last hidden state of token
-        j + 1; for EAGLE-3 its distribution after that token, over the draft vocabulary.
-    counted_BS: float, 1 where row j counts at step 0."""
+    j + 1; for EAGLE-3 its distribution after it, over the draft vocabulary. counted_BS: float, 1
+    where row j counts at step 0."""
 
     batch: TrainingBatch
     taps_BSF: Tensor
