@@ -3,7 +3,6 @@
 import asyncio
 import json
 import os
-import secrets
 import socket
 import subprocess
 import sys
@@ -24,7 +23,7 @@ from .protocol import MAX_LINE_BYTES, Failed, Heartbeat, Load, Message, Ready, S
 ENTRY = "from specsot.engine.workers.process import main; main()"
 LOADING_DEADLINE = 300.0  # seconds without a heartbeat while a worker loads its models
 WATCH_INTERVAL = 0.25  # seconds
-SECRET_LETTERS = 32
+SECRET_BYTES = 16
 GREETING_DEADLINE = 10.0  # seconds in which a connection must present its secret
 CONNECTION_TIMEOUT = 15_000  # ms until unacknowledged data closes a worker's connection
 RESTART_PAUSES = (0.1, 0.5, 2.0, 5.0)  # seconds, by the number of deaths in a row
@@ -113,16 +112,10 @@ class WorkerListener:
     async def __aexit__(self, *error: object) -> None:
         self._server.close()
 
-    def expect(self) -> tuple[str, "asyncio.Future[Connection]"]:
-        """A new secret, and the worker that will present it."""
-        secret = secrets.token_hex(SECRET_LETTERS // 2)
-        self.expected[secret] = asyncio.get_running_loop().create_future()
-        return secret, self.expected[secret]
-
     async def _greeted(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with suppress(OSError, EOFError, ValueError, KeyError):
             async with asyncio.timeout(GREETING_DEADLINE):
-                expected = self.expected.pop((await reader.readexactly(SECRET_LETTERS)).decode())
+                expected = self.expected.pop((await reader.readexactly(2 * SECRET_BYTES)).decode())
                 greeting = json.loads(await reader.readline())
             writer.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             pid = int(greeting["pid"]) if greeting["machine"] == socket.gethostname() else None

@@ -34,7 +34,7 @@ from ..prepare.job import Job
 from ..prepare.options import LOCAL, ClusterBlock
 from ..shell import complain
 from ..signals import ending_with
-from .link import Connection, Pipe, WorkerListener, WorkerSource, connect_to
+from .link import SECRET_BYTES, Connection, Pipe, WorkerListener, WorkerSource, connect_to
 from .protocol import Load, ProtocolError, Start, encode, summed
 
 HEAD_DEADLINE = 60.0  # seconds that Ray has to start
@@ -409,8 +409,9 @@ class RayHost:
         from ray.exceptions import RayError
 
         self._ended = False
-        secret, expected = self.listener.expect()
-        self._expected = expected
+        secret = secrets.token_hex(SECRET_BYTES)
+        expected: asyncio.Future[Connection] = asyncio.get_running_loop().create_future()
+        self.listener.expected[secret] = self._expected = expected
         connecting = asyncio.ensure_future(self._connect(secret))
         try:
             async with asyncio.timeout(START_DEADLINE):
