@@ -81,7 +81,6 @@ def _report(
     bench_options: BenchOptions,
     baseline: Mapping[str, Any] | None = None,
 ) -> int:
-    """Measure, deliver table and notes, report problems."""
     experiment = prepared.experiment
     files = None if bench_options.out is None else RunFolder.at(bench_options.out)
     for note in prepared.notes:
@@ -151,9 +150,8 @@ def _check_same(before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
 
 
 def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> tuple[list[str], list[str]]:
-    """The figures that became worse and those that became better, of rows of both results. Times
-    depend on the load of the machine, so timed figures are compared only as ratios to the reference
-    row: those with disjoint intervals that differ by at least LEAST."""
+    """Figures that became worse, and better, of rows of both. Timed ones depend on the machine, so
+    only ratios are compared: those with disjoint intervals that differ by at least LEAST."""
     changed: dict[int, list[str]] = {-1: [], 0: [], 1: []}
     for label in (label for label in now["rows"] if label in before["rows"]):
         old = before["rows"][label]["figures"]
@@ -208,8 +206,7 @@ AT_FIRST = {"eagle3": {"draft_depth": 5, "top_k": 4}, "eagle2": {"draft_depth": 
 
 
 def tune_command(bench_options: BenchOptions, options: RunOptions) -> int:
-    """Every setting of the drafter is an experiment, with the best of the ones before it: its
-    values are sides that answer the same prompts in turn; the fastest stays."""
+    """One setting after another: its values answer the same prompts in turn; the fastest stays."""
     if len(bench_options.refs) != 1 or bench_options.vary or bench_options.against:
         raise UsageError("--tune takes one graph, and neither --vary nor --against")
     experiment, source = experiments.experiment_of(bench_options)

@@ -269,8 +269,7 @@ def _by_category(
 
 
 def acceptance_by_depth(lengths: Counter[int]) -> list[float]:
-    """Of the branch-rounds whose first n drafts were accepted, the share whose next one was too;
-    lengths: branch-rounds by committed tokens."""
+    """Of branch-rounds with n accepted drafts, the share with one more. lengths: committed."""
     reached = np.array([lengths[n] for n in range(1, max(lengths, default=0) + 1)])[::-1].cumsum()
     return [round(share, 4) for share in (reached[:-1] / reached[1:])[::-1].tolist()]
 

@@ -262,7 +262,7 @@ def prepare_experiment(
             prepared.jobs.append(_job(entry, prepared, options))
             prepared.entries.append(entry)
         except GraphError as error:
-            problems += [_placed(problem, entry, experiment, source) for problem in error.problems]
+            problems += [_placed(problem, entry, prepared, source) for problem in error.problems]
         except (UsageError, OutlineError) as error:
             if source is None or not isinstance(error, LacksDrafterError):
                 raise UsageError(f"{entry.name}: {error}") from None
@@ -307,9 +307,8 @@ def axis_of(text: str) -> tuple[str, tuple[str, ...]]:
     """The path and the values of PATH=VALUE,VALUE...; raises UsageError."""
     path, _, values = text.partition("=")
     if not path or not values:
-        raise UsageError(
-            f"--vary {text}: write path=value,value e.g. drafter.num_draft_tokens=4,8,16"
-        )
+        how = "write path=value,value e.g. drafter.num_draft_tokens=4,8,16"
+        raise UsageError(f"--vary {text}: {how}")
     return path, tuple(dict.fromkeys(at_commas(values)))
 
 
@@ -354,13 +353,12 @@ def outline_of(titles: Iterable[str], tokens: int, tool: str | None = None) -> O
     return Outline("plan", tuple(points), (), "ok")
 
 
-def _placed(
-    problem: Problem, entry: Entry, experiment: Experiment, source: Source | None
-) -> Problem:
+def _placed(problem: Problem, entry: Entry, prepared: Prepared, source: Source | None) -> Problem:
     """A problem of a side at its place in the experiment's file, or with the side's name."""
     option = problem.file.removeprefix("--set ")
     if source is not None:
-        places: dict[str, Place] = {s: ("set", p) for s, p in _common_sets(experiment).items()}
+        common = _common_sets(prepared.experiment)
+        places: dict[str, Place] = {setting: ("set", path) for setting, path in common.items()}
         places |= dict.fromkeys(entry.sets, entry.at[""])
         places |= {f"{path}={value}": entry.at[path] for path, value in entry.varied.items()}
         if option not in places:

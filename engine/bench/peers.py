@@ -58,14 +58,12 @@ class Steps:
 Generate = Callable[[Request, list[int], int, Steps], list[int]]
 
 
-def _answer(
-    generate: Generate, drafts: bool, side: Side, prompt: Prompt, budget: int | None
-) -> SideRun:
+def _run(decode: Generate, drafts: bool, side: Side, prompt: Prompt, most: int | None) -> SideRun:
     """One prompt, without the stop token; drafts: its first forward proposes tokens, too."""
     request = side.session.request(prompt)
-    most = budget or request.budget
+    most = most or request.budget
     steps = Steps()
-    tokens = generate(request, [*request.prefix, *request.tail], most, steps)
+    tokens = decode(request, [*request.prefix, *request.tail], most, steps)
     whole = perf_counter_ns() - steps.start_time
     stopped = bool(tokens) and tokens[-1] in request.stop_ids
     branch = Branch(request, 0, 0, most, prompt=request.tail)
@@ -142,7 +140,7 @@ def _peer(name: str, side: Side, load: Callable[..., Any]) -> Peer:
             )
         return [*out[0, len(ids) :].tolist()]
 
-    return Peer(name, partial(_answer, generate, bool(extra)))
+    return Peer(name, partial(_run, generate, bool(extra)))
 
 
 def _load(folder: Path, dtype: str, device: str, weights: str = "full") -> Any:
@@ -188,7 +186,7 @@ def _llama_cpp(side: Side, folder: Path) -> Peer:
                 break
         return tokens
 
-    return Peer(LLAMA_CPP, partial(_answer, generate, False), "" if full else stored.name)
+    return Peer(LLAMA_CPP, partial(_run, generate, False), "" if full else stored.name)
 
 
 def write_gguf(file: Path, folder: Path, stored: Stored) -> Path:

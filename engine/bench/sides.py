@@ -88,8 +88,7 @@ class BranchComparison:
 
 @dataclass(frozen=True, slots=True)
 class ComparedPrompt:
-    """A prompt with its runs, by the sides' letters, and its compared branches, by the letter of
-    the side that is compared. cpu_share: of a busy loop just before."""
+    """A prompt, its runs and branches by the sides' letters. cpu_share: of a busy loop before."""
 
     prompt: Annotated[Prompt, Field(exclude=True)]
     runs: Mapping[str, SideRun]
@@ -99,8 +98,7 @@ class ComparedPrompt:
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """Another program with the side's models. answer: decodes one prompt within a token budget.
-    codes: the number format of its weights, if it differs."""
+    """Another program. answer: decodes a prompt within a budget. codes: of its own weights."""
 
     name: str
     answer: "Callable[[Side, Prompt, int | None], SideRun]"
@@ -109,8 +107,7 @@ class Peer:
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """One graph of a comparison; sets: settings that not all graphs have; peer: answers instead of
-    the graph, which then defines the right answer."""
+    """One graph; sets: settings that not all have; peer: answers instead of the graph."""
 
     letter: str
     job: Job
@@ -176,9 +173,8 @@ def answer_all(
     halt: StopSignal,
     show: Callable[[str, float], None],
 ) -> Iterator[ComparedPrompt]:
-    """Every prompt through every graph, prompt by prompt, in one state of the machine; prompts: by
-    the numbers of their rounds. Each number draws an order of the sides, so that a slower machine
-    favours no graph. A prompt that a stop signal interrupts is omitted."""
+    """Every prompt through every graph, by the numbers of the rounds; each draws an order of sides,
+    so that a slower machine favours none. One that a stop signal interrupts is omitted."""
     start_time = monotonic()
     done = 0
     every = len(prompts) * len(sides)

@@ -97,14 +97,7 @@ class Rig:
     """Runs of one graph, and what was seen after every phase; worst: the largest `off_by`."""
 
     bench: Bench
-    runs: int = 0
-    phases: int = 0
-    forwards: int = 0
-    reads: int = 0
-    forked: int = 0
-    joined: int = 0
-    chunks: int = 0
-    compared: int = 0
+    seen: Counter[str] = field(default_factory=Counter)
     worst: float = 0.0
     wrong: dict[str, str] = field(default_factory=dict)
 
@@ -115,8 +108,8 @@ class Rig:
 
     def look(self, run: Run) -> None:
         """Pools are consistent, and hold what their branches need: nothing else, nothing less."""
-        self.phases += 1
-        self.joined += run.state == "continuous_decode"
+        self.seen["phases"] += 1
+        self.seen["joined"] += run.state == "continuous_decode"
         manager = run.board["branches"]
         target = run.board["kv"]
         for pool in manager.pools:
@@ -160,27 +153,27 @@ class Rig:
             if isinstance(event, OpRan):
                 ops.append(event.op)
                 if event.op == "schedule.plan_":
-                    self.chunks += len(run.board["step"].chunks)
+                    self.seen["chunks"] += len(run.board["step"].chunks)
 
         run = side.session.start(requests, sink)
         pools = run.manager.pools
         places = [pool.data.data_ptr() for pool in pools]
-        most = self.compared + COMPARED if run.board["kv_draft"] is not None else 0
+        most = self.seen["compared"] + COMPARED if run.board["kv_draft"] is not None else 0
         while not run.finished:
             if run.steps >= MOST_STEPS:
                 raise RuntimeError(f"no end after {MOST_STEPS} transitions")
             ops.clear()
             run.advance()
-            self.forwards += ops.count("target.forward_")
+            self.seen["forwards"] += ops.count("target.forward_")
             self.look(run)
-            if "draft.expand_root_" in ops and self.compared < most:
+            if "draft.expand_root_" in ops and self.seen["compared"] < most:
                 for drafter in (part for part in run.board["drafter"].parts if part.kv is not None):
                     for branch in (branch for branch in drafter.active if not branch.reads):
-                        self.compared += 1
+                        self.seen["compared"] += 1
                         self.worst = max(self.worst, off_by(side, run, drafter, branch))
-        self.runs += 1
-        self.reads += run.board["host"].reads
-        self.forked += sum(pool.ledger.bytes["fork"] for pool in pools)
+        self.seen["runs"] += 1
+        self.seen["reads"] += run.board["host"].reads
+        self.seen["forked"] += sum(pool.ledger.bytes["fork"] for pool in pools)
         if places != [pool.data.data_ptr() for pool in pools]:
             self.wrong.setdefault("moved", "a pool was allocated anew during a run")
         for used in filter(None, (pool.current_length - pool.idle_length for pool in pools)):
@@ -229,20 +222,21 @@ def off_by(side: Side, run: Run, drafter: Drafter, branch: Branch) -> float:
 
 
 def memory_checks(rig: Rig) -> Iterator[Check]:
-    figures = {"runs": rig.runs, "phases": rig.phases, "faults": len(rig.wrong)}
-    text = f"pools and book agree after each of {rig.phases} phases of {rig.runs} runs"
+    figures = {"runs": rig.seen["runs"], "phases": rig.seen["phases"], "faults": len(rig.wrong)}
+    text = "pools and book agree after each of {phases} phases of {runs} runs".format_map(rig.seen)
     text += ", and pools are empty at the end"
     yield judged("memory/integrity", text, figures, [*rig.wrong.values()])
-    reads = {"reads": rig.reads, "forwards": rig.forwards}
-    text = f"{rig.reads} host reads for {rig.forwards} forwards of the target"
-    yield Check("memory/one host read per forward", rig.reads <= rig.forwards, reads, text)
-    copied = rig.bench.graph.layout.kind == "batching" or rig.forked == 0
-    text = f"{rig.forked} bytes copied by forks"
-    yield Check("memory/forks", copied, {"bytes": rig.forked}, text)
-    if rig.compared:
+    reads = {name: rig.seen[name] for name in ("reads", "forwards")}
+    text = "{reads} host reads for {forwards} forwards of the target".format_map(reads)
+    few = reads["reads"] <= reads["forwards"]
+    yield Check("memory/one host read per forward", few, reads, text)
+    forked = rig.seen["forked"]
+    copied = rig.bench.graph.layout.kind == "batching" or forked == 0
+    yield Check("memory/forks", copied, {"bytes": forked}, f"{forked} bytes copied by forks")
+    if compared := rig.seen["compared"]:
         limit = ROWS_OFF[rig.bench.dtype]
-        rows = {"branches": rig.compared, "worst": rig.worst, "tolerance": limit}
-        text = f"the drafter's rows of {rig.compared} branches in mid-run, newcomers among them,"
+        rows = {"branches": compared, "worst": rig.worst, "tolerance": limit}
+        text = f"the drafter's rows of {compared} branches in mid-run, newcomers among them,"
         text += f" are those of their text computed again: at most {rig.worst:.1e} apart"
         yield Check("memory/the drafter's rows", rig.worst <= limit, rows, text)
 
@@ -350,11 +344,11 @@ def _same_round(rig: Rig) -> GateResult:
 def _newcomers(rig: Rig) -> GateResult:
     """The stop id is one that ends answers at different places, so that others join them."""
     answers = [branch.tokens for branch in rig.free.branches]
-    before = rig.joined
+    before = rig.seen["joined"]
     tokens = sorted(set().union(*answers))
     stop = max(tokens, key=lambda token: len({len(_cut(answer, token)) for answer in answers}))
     _, wrong = _stopped(rig, stop, TWO_AT_A_TIME, "layout.order=fcfs")
-    joined = rig.joined - before
+    joined = rig.seen["joined"] - before
     return f"two at a time: {joined} rounds with newcomers", {"joined": joined}, wrong
 
 
@@ -411,7 +405,7 @@ def _schedules(rig: Rig) -> GateResult:
     trial = Trial(prompts=prompts, expected=1)  # short parts are expected, long ones are decoded
     free = rig.probe(trial)
     text, figures, wrong = _comparison("long prompts twice", free)
-    chunks = rig.chunks
+    chunks = rig.seen["chunks"]
     counts = Counter({"chunks": 0})
     slots, small = _crowded(free)
     for policy, rows, cache, block, runs_out in SCHEDULES:
@@ -433,7 +427,7 @@ def _schedules(rig: Rig) -> GateResult:
         own = rig.probe(Trial(prompts=prompts, stops=None))
         wrong += _comparison("", own)[2]
         counts.update(_scheduled(own))
-    counts["chunks"] = rig.chunks - chunks
+    counts["chunks"] = rig.seen["chunks"] - chunks
     text += f"; the same under {len(SCHEDULES)} settings of policy, chunks, prefix cache, blocks "
     text += f"and admission: {', '.join(f'{count} {name}' for name, count in counts.items())}"
     wrong += [f"no {name}" for name, count in counts.items() if not count]

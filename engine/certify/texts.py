@@ -104,7 +104,7 @@ def sampled_checks(bench: Bench) -> Iterator[Check]:
     for name, sets in settings.items():
         tally = bench.tally()
         results: list[BranchComparison] = []
-        for pair, answer in _twin_answers(bench, sets, seeds, bench.drawn_prompts):
+        for pair, answer in _answered(bench, sets, seeds, bench.drawn_prompts):
             results += compare_branches(pair, answer)
             repeat = bench.repeated(pair.reference, answer.prompt)
             tally.hold(pair.reference, answer.runs["A"].request, repeat)
@@ -114,9 +114,7 @@ def sampled_checks(bench: Bench) -> Iterator[Check]:
         yield tally.check(f"sampled/{name}/own", title, seeds=seeds)
 
 
-def _twin_answers(
-    bench: Bench, sets: Sequence[str], seeds: int, prompts: Sequence[Prompt]
-) -> Answered:
+def _answered(bench: Bench, sets: Sequence[str], seeds: int, prompts: Sequence[Prompt]) -> Answered:
     """Prompts answered with each seed by the graph, and by its twin, the reference: without a
     drafter, one branch after another in one sequence, in reading order."""
     most = bench.extent.drawn_tokens
@@ -234,13 +232,13 @@ def blended_checks(bench: Bench) -> Iterator[Check]:
             tally.hold(side, answer.runs["A"].request, made.repeated(side, answer.prompt))
         title = f"documents in the {place}, every row computed: greedy decoding of transformers"
         yield tally.check(f"blended/{place}, nothing reused", title)
-        answers = _twin_answers(made, sets, 1, prompts)
+        answers = _answered(made, sets, 1, prompts)
         yield _reuse(made, place, f"documents in the {place}", answers)
     if skeleton is not None and skeleton.merge == "blend":
         # Finished parts, folded and blended, and the answer that is drawn behind them.
         seeds = bench.extent.seeds
         sets = (*HEATED, "skeleton.merge=blend")
-        drawn = _twin_answers(bench, sets, seeds, bench.drawn_prompts)
+        drawn = _answered(bench, sets, seeds, bench.drawn_prompts)
         title = f"finished parts folded, temperature 1, {seeds} seeds"
         yield _reuse(bench, "combined", title, drawn)
 
@@ -351,10 +349,8 @@ def _answers(bench: Bench, side: Side, ids: Sequence[int]) -> tuple[Counter[Answ
     shared["sampling"] = side.session.sampling
     for first in range(0, answers, AT_ONCE):
         bench.tell(f"whole runs: answer {first} of {answers} ...")
-        requests = [
-            Request(str(seed), seed, "?", **shared)
-            for seed in range(first, min(first + AT_ONCE, answers))
-        ]
+        seeds = range(first, min(first + AT_ONCE, answers))
+        requests = [Request(str(seed), seed, "?", **shared) for seed in seeds]
         core = side.session.start(requests, lambda event: None)
         while core.step():
             pass
@@ -365,8 +361,7 @@ def _answers(bench: Bench, side: Side, ids: Sequence[int]) -> tuple[Counter[Answ
 
 
 def chi_square(seen_X: Tensor, expected_X: Tensor) -> tuple[float, int]:
-    """Pearson's (statistic, degrees of freedom) of counts; infinite if the impossible was seen. The
-    rarest cells are joined until they expect `FEWEST` samples."""
+    """Pearson's (statistic, degrees of freedom); infinite if the impossible was seen."""
     possible_X = expected_X > 0
     if (seen_X[~possible_X] > 0).any():
         return float("inf"), int(possible_X.sum().item()) - 1

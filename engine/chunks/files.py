@@ -27,8 +27,7 @@ DIGEST = re.compile("[0-9a-f]{64}")
 @dataclass(frozen=True, slots=True)
 class ChunkKey:
     """The inputs of a chunk's tensors; equal keys mean equal chunks. bos: the token before the
-    chunk, which is not part of it; None for no token. taps: layers whose features are stored,
-    joined in increasing order. token_ids: at least one."""
+    chunk, not part of it. taps: layers whose features are stored. token_ids: at least one."""
 
     model_hash: str
     dtype: str
@@ -52,8 +51,7 @@ class ChunkKey:
 
 @dataclass(frozen=True, slots=True)
 class ChunkInfo:
-    """A cached chunk in a list; further fields as in `ChunkKey`. digest: of its key. name: of its
-    document. bytes: of its file. used: seconds since 1970."""
+    """A cached chunk. digest: of its key. bytes: of its file. used: seconds since 1970."""
 
     digest: str
     name: str
@@ -118,19 +116,12 @@ class ChunkFiles:
         if header.get("specsot_chunk") != str(FORMAT):
             raise DamagedChunk(f"{path}: not a chunk of format {FORMAT}")
         try:
-            model_hash, dtype, bos, taps = json.loads(header["facts"])
+            *facts, taps = json.loads(header["facts"])
             used, size = _stat(path)
-            info = ChunkInfo(
-                digest=digest,
-                name=header["name"],
-                tokens=int(header["tokens"]),
-                bytes=size,
-                model_hash=model_hash,
-                dtype=dtype,
-                bos=bos,
-                taps=tuple(taps),
-                used=used / 1e9,
-            )
+            names = ("model_hash", "dtype", "bos", "taps")
+            of_key = dict(zip(names, (*facts, tuple(taps)), strict=True))
+            tokens = int(header["tokens"])
+            info = ChunkInfo(digest, header["name"], tokens, size, **of_key, used=used / 1e9)
         except (KeyError, ValueError, TypeError):
             raise DamagedChunk(f"{path}: its header is not that of a chunk") from None
         if header.get("key") != digest:
@@ -143,8 +134,7 @@ class ChunkFiles:
             os.utime(self.path(digest), ns=(time.time_ns(),) * 2)
 
     def drop(self, digest: str) -> bool:
-        """Remove a chunk's file; existing memory maps stay valid. False if it does not exist;
-        raises UsageError if it cannot be removed."""
+        """Remove a file; memory maps stay valid. False if it does not exist; raises UsageError."""
         try:
             self.path(digest).unlink()
         except FileNotFoundError:

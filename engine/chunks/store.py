@@ -40,22 +40,17 @@ class _Entry(NamedTuple):
 
 
 class ChunkStore:
-    """Chunks by key; the least recently used ones are dropped beyond `max_bytes`.
+    """Chunks by key; the least recently used ones are dropped beyond `max_bytes`, of the tensors in
+    memory, and of the files in the folder. Not thread-safe. notes: problems of files.
 
     Chunks never change: `put` stores a copy, and `get` returns the stored tensors themselves. torch
     has no read-only tensors, so the next `get` detects a write by the version counters.
 
     With a folder every chunk is a file as well (see `ChunkFiles`), mapped into memory and verified
     in full when a process first reads it, against the header's digest and the key; an invalid file
-    is a miss, noted in `notes` and written again. That detects damage, not malice: write access to
-    the folder can change answers. Not thread-safe.
+    is a miss, and written again. This detects damage, not malice: a writer can change answers."""
 
-    max_bytes: of the tensors in memory, and of the files in the folder. device: of the stored
-    tensors. bytes: of the chunks in memory. notes: problems of files."""
-
-    def __init__(
-        self, max_bytes: int, folder: Path | None = None, device: torch.device | str = "cpu"
-    ) -> None:
+    def __init__(self, max_bytes: int, folder: Path | None = None, device: str = "cpu") -> None:
         self.max_bytes = max_bytes
         self.device = torch.device(device)
         self.files = None if folder is None else ChunkFiles(folder)
@@ -78,8 +73,7 @@ class ChunkStore:
         return entry.chunk
 
     def put(self, key: ChunkKey, chunk: ChunkKV, name: str = "") -> bool:
-        """Store a copy of a chunk under a name for lists; False if it is larger than the store.
-        Raises ValueError if it does not match the key."""
+        """Store a copy; False if it is larger than the store; ValueError if it is not the key's."""
         _check(key, chunk)
         if chunk.bytes > self.max_bytes:
             return False
@@ -185,9 +179,7 @@ def _on(chunk: ChunkKV, device: torch.device, *, copy: bool = False) -> ChunkKV:
     layout = torch.contiguous_format if copy else torch.preserve_format
     with torch.inference_mode(False):  # its tensors have no version counters
         tensors = _named(chunk).values()
-        return ChunkKV(
-            *(tensor.detach().to(device, copy=copy, memory_format=layout) for tensor in tensors)
-        )
+        return ChunkKV(*(t.detach().to(device, copy=copy, memory_format=layout) for t in tensors))
 
 
 def _versions(chunk: ChunkKV) -> tuple[int, ...]:
@@ -204,10 +196,9 @@ def _checksum(tensors: Mapping[str, Tensor]) -> str:
 
 @dataclass(slots=True)
 class ChunkLibrary:
-    """The chunks of one target in a store, with counters of a run's look-ups. taps: layers whose
-    features the drafter reads, empty for drafters that read text. collect: compute and store
-    missing chunks. hits, missed: look-ups of cached chunks, and of chunks to be computed in place.
-    made_nanos, made_sizes: time of all computed chunks, and tokens of each."""
+    """The chunks of one target, and a run's look-ups. taps: layers whose features the drafter
+    reads. collect: compute and store missing chunks. hits, missed: of cached ones, and of ones to
+    compute in place. made_nanos, made_sizes: time of all computed chunks, and tokens of each."""
 
     store: ChunkStore
     target: Decoder
@@ -265,8 +256,7 @@ class ChunkLibrary:
 
 
 def chunks_for(program: Program, models: "Models", store: ChunkStore | None) -> ChunkLibrary:
-    """The chunks of a graph with the block `blend`, by default in memory; raises GraphError if the
-    model lacks a check layer, or its layers cannot use the mask."""
+    """The chunks of a graph that blends; raises GraphError if the model's layers cannot be used."""
     blend = program.graph.blend
     target = models.target
     assert blend is not None
@@ -285,7 +275,7 @@ def chunks_for(program: Program, models: "Models", store: ChunkStore | None) -> 
         message = "bottom_right cannot be used: layers of this model have a sliding window"
         raise wrong(message, "mask")
     drafter = models.drafter if program.graph.drafter.has_model else None
-    store = store or ChunkStore(CHUNK_BYTES, device=models.device)
+    store = store or ChunkStore(CHUNK_BYTES, device=str(models.device))
     weights = "" if store.files is None else model_hash(target.config.path.parent)
     models = replace(models, drafter=drafter)
     return ChunkLibrary.of(store, models, weights, collect=blend.collect)

@@ -166,16 +166,16 @@ def simulate(
         for name in names:
             one = world.Simulation(program.graph, cost, name, seed)
             results[name] = command.served_by(one, world.arrivals(arrivals, requests, work, seed))
-        lines = command.described(results, command.POLICIES, command.POLICY_COST)
+        lines = command.table(results, command.POLICIES, command.POLICY_COST)
         show_result(as_json, lines, policies=results)
         return
     if len(names) != 1:
         raise UsageError("--cluster compares clusters under one policy: --policies NAME")
-    for setup in command.cluster_setups(cluster, tp, link, shape=shape, together=together):
+    for setup in command.setups(cluster, tp, link, shape=shape, together=together):
         clusters = ClusterSimulation(program.graph, cost, names[0], setup, seed=seed)
         come = world.arrivals(arrivals, requests, work, seed)
         results[setup.name] = command.served_by(clusters, come)
-    lines = command.described(results, command.CLUSTERS, command.CLUSTER_COST)
+    lines = command.table(results, command.CLUSTERS, command.CLUSTER_COST)
     show_result(as_json, lines, clusters=results)
 
 

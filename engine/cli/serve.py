@@ -18,10 +18,10 @@ from ..prepare.job import prepare, prepare_graphs, read_cluster
 from ..prepare.options import LOCAL, MODELS, SESSION, RunOptions, ServeOptions
 from ..record.run_folder import find_run
 from ..shell import complain, put
-from ..workers import ray_head, ray_workers
-from ..workers.link import HangLimits
-from ..workers.router import ask_router
-from ..workers.start import check_cluster, divided, engine_router, replica_router
+from ..workers import ray_workers
+from ..workers.link import HangLimits, ProcessHost, WorkerSource
+from ..workers.router import Router, ask_router
+from ..workers.start import check_cluster, divided, replica_router
 from .options import RUN, RUNS_DIR, argument, graph_argument, option, takes
 
 GRAPHS = "Shipped graphs or graph files [specsot.yaml's]; a request's `model` picks one."
@@ -51,7 +51,8 @@ def serve(
     start = Start(names, plain_options(options))
     if options.workers is None and options.cluster is None:
         limits = HangLimits(server.hang, server.step_limit, server.kill_after)
-        return asyncio.run(run(engine_router(start, limits), server))
+        source = WorkerSource(lambda number, part: ProcessHost(start))
+        return asyncio.run(run(Router(source, limits=limits, single=True), server))
     with replica_router(jobs, start, read_cluster(options), server.step_limit) as router:
         return asyncio.run(run(router, server))
 
@@ -104,8 +105,8 @@ def up(
     job = divided(job, block.workers)
     check_cluster(job, block)
     ray_workers.set_up_ray(LOCAL)
-    head = ray_head.start_head(block.workers, job.options.graph)
-    with ray_head.ending_cluster(head):
+    head = ray_workers.start_head(block.workers, job.options.graph)
+    with ray_workers.ending_cluster(head):
         ray_workers.set_up_ray(head.address)
         block = block.model_copy(update={"address": head.address})
         from ..workers.worker_groups import WorkerGroups  # imports torch
@@ -121,7 +122,7 @@ def up(
 @cluster.command()
 def status() -> None:
     """Show the cluster of this machine, its workers, and its server."""
-    there = ray_head.standing_cluster()
+    there = ray_workers.standing_cluster()
     if there is not None and not there.alive:
         there = None
     fleet = ask_router("state", put)
@@ -144,7 +145,7 @@ def scale(count: int = argument("The number of replicas.", ..., min=1, max=1024)
     """Set the number of replicas of a server with --workers."""
     fleet = ask_router("scale", lambda line: put(f"{line}\n"), count=count)
     if fleet is None:
-        there = ray_head.standing_cluster()
+        there = ray_workers.standing_cluster()
         raise ClusterError(NO_SERVER if there is not None and there.alive else NONE)
     _put_replicas(fleet)
 
@@ -152,13 +153,13 @@ def scale(count: int = argument("The number of replicas.", ..., min=1, max=1024)
 @cluster.command()
 def down() -> None:
     """End all processes of the cluster of this machine."""
-    there = ray_head.standing_cluster()
+    there = ray_workers.standing_cluster()
     if there is None:
         raise ClusterError(NONE)
     fleet = ask_router("state", put)
     if fleet is not None and fleet["address"] == there.address:
         ask_router("end", put)
-    ray_head.end_cluster(there)
+    ray_workers.end_cluster(there)
     complain(f"{there.address} is down")
 
 

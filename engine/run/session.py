@@ -317,7 +317,7 @@ def tie(job: jobs.Job, models: Models) -> Session:
             raise UsageError(f"--stop-id {max(stop_ids)}: the model has {size} tokens")
         models = replace(models, stop_ids=tuple(sorted({*models.stop_ids, *stop_ids})))
     if options.cache_dir is not None and job.program.graph.blend is not None:
-        chunks = ChunkStore(CHUNK_BYTES, options.cache_dir, torch.device(options.device))
+        chunks = ChunkStore(CHUNK_BYTES, options.cache_dir, options.device)
     return Session(
         job.program,
         models,

@@ -188,7 +188,7 @@ class ClusterSimulation:
         if group is None:
             blocked = any(member.in_step for member in worker.members)
         else:
-            blocked = group.in_step or not (group.is_idle or worker.owed)
+            blocked = group.in_step or (bool(group.live) and not worker.owed)
         if worker.in_step or blocked:
             return
         worker.owed = False
@@ -249,8 +249,7 @@ class ClusterSimulation:
         return written
 
     def _spread(self, job: ClusterJob, holders: list[int], received: int) -> None:
-        """Place a request's parts on the workers that finish them first. holders: workers with the
-        prefix; received: rows of it that are not in their trees."""
+        """Place parts. holders: workers with the prefix; received: rows not in their trees."""
         size = len(job.ids) * self.setup.shape.kv_bytes
         seconds = self.setup.link.send(size)
         fee = round(seconds / self._token_seconds) + 1

@@ -29,9 +29,7 @@ def served_by(world: Simulation | ClusterSimulation, arrivals: Iterator[Arrival]
     return document
 
 
-def cluster_setups(
-    workers: str, tp: str, links: str, *, shape: str, together: bool
-) -> list[ClusterSetup]:
+def setups(workers: str, tp: str, links: str, *, shape: str, together: bool) -> list[ClusterSetup]:
     """All combinations of comma-separated numbers and links; raises UsageError."""
     names = links.split(",")
     if not LINKS.keys() >= set(names):
@@ -45,7 +43,6 @@ def cluster_setups(
 
 
 def _numbers(option: str, text: str) -> Sequence[int]:
-    """Comma-separated numbers from 1 on."""
     try:
         numbers = [int(word) for word in text.split(",")]
     except ValueError:
@@ -92,9 +89,7 @@ CLUSTER_COST = (
 )
 
 
-def described(
-    results: Mapping[str, Document], columns: Mapping[str, str], cost: str
-) -> Iterator[str]:
+def table(results: Mapping[str, Document], columns: Mapping[str, str], cost: str) -> Iterator[str]:
     """A line for each policy or cluster, and the cost of each simulation."""
     named = [{"name": name, **figures} for name, figures in results.items()]
     cells = [tuple(cell.format_map(one) for cell in columns.values()) for one in named]

@@ -66,9 +66,8 @@ class StepCost:
 
 
 def fit(records: Iterable[Record]) -> StepCost:
-    """Non-negative costs fitted by least squares to the steps of a trace that have a forward, from
-    one `schedule` to the next; steps longer than four times the median are left out as disturbed.
-    Raises UsageError: the trace has too few steps."""
+    """Non-negative costs, fitted by least squares to steps with a forward, from one `schedule` to
+    the next, if no longer than four times the median. Raises UsageError: the trace has too few."""
     steps = list[tuple[int, ...]]()  # nanoseconds, 1, rows, branches with drafts, slots in use
     tokens = Counter[int]()
     start: int | None = None
@@ -108,16 +107,14 @@ class Link(NamedTuple):
 
     def all_reduce(self, size: int, ranks: int) -> float:
         """Seconds of a sum of `size` bytes over the ranks."""
-        if ranks == 1:
-            return 0.0
         share = 2 * (ranks - 1)
-        return self.base + share * self.hop + share / ranks * size / self.bandwidth
+        seconds = self.base + share * self.hop + share / ranks * size / self.bandwidth
+        return seconds if ranks > 1 else 0.0
 
     def all_gather(self, size: int, ranks: int) -> float:
         """Seconds of a gather of `size` bytes in all."""
-        if ranks == 1:
-            return 0.0
-        return self.base + (ranks - 1) * (self.hop + size / ranks / self.bandwidth)
+        seconds = self.base + (ranks - 1) * (self.hop + size / ranks / self.bandwidth)
+        return seconds if ranks > 1 else 0.0
 
     def send(self, size: int) -> float:
         """Seconds of a transfer between two workers."""

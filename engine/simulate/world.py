@@ -25,15 +25,12 @@ from ...states.text.tokens import PromptTokens
 from ..errors import UsageError
 from .costs import StepCost
 
-# -- arrivals: Poisson, bursts, or a recorded file ------------------------------------------------
-
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """One request. at: seconds from the start. prompt: tokens of its prompt; the first `shared` of
-    them are those of all requests with this `stem`. outline: tokens that it writes before its
-    parts, 0 without an outline. texts: tokens of each part, or of its one answer. budget: tokens
-    that it asks for, of each text; 0 leaves that to the graph."""
+    """One request. at: seconds from the start. prompt: its tokens; the first `shared` of them are
+    those of all with this `stem`. outline: tokens before its parts, 0 for none. texts: tokens of
+    each part, or of its one answer. budget: of each text; 0 leaves that to the graph."""
 
     at: float
     prompt: int
@@ -46,9 +43,8 @@ class Arrival:
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """The distribution of generated requests; ranges are uniform, both ends included. The budget of
-    a request is the next power of two above its longest text. stems: how many beginnings there are,
-    of `shared` tokens each; 0 for none. parts: (0, 0) for plain answers."""
+    """Generated requests; ranges are uniform, both ends included. The budget is the next power of
+    two above the longest text. stems: beginnings of `shared` tokens. parts: (0, 0) for none."""
 
     prompt: tuple[int, int] = (20, 120)
     answer: tuple[int, int] = (16, 256)
@@ -71,29 +67,26 @@ class Workload:
 def arrivals(spec: str, count: int, work: Workload, seed: int) -> Iterator[Arrival]:
     """The arrivals that `poisson:RATE`, `bursts:RATE:SIZE` or a file names; raises UsageError."""
     kind, *numbers = spec.split(":")
+
+    def generated(rate: float, size: int) -> Iterator[Arrival]:
+        chance = random.Random(f"{kind} {seed}")
+        at = 0.0
+        for number in range(count):
+            if number % size == 0:
+                at += chance.expovariate(rate / size)
+            yield work.draw(at, chance)
+
     try:
         if (kind, len(numbers)) in (("poisson", 1), ("bursts", 2)):
             rate = float(numbers[0])
             size = int(numbers[1]) if kind == "bursts" else 1
             if rate > 0 and size > 0:
-                chance = random.Random(f"{kind} {seed}")
-                return _generated(rate, size, work, count=count, chance=chance)
+                return generated(rate, size)
     except ValueError:
         raise UsageError(f"--arrivals {spec}: no such numbers") from None
     if not Path(spec).is_file():
         raise UsageError(f"--arrivals {spec}: neither poisson:RATE, bursts:RATE:SIZE, nor a file")
     return _recorded(Path(spec))
-
-
-def _generated(
-    rate: float, size: int, work: Workload, *, count: int, chance: random.Random
-) -> Iterator[Arrival]:
-    """`rate` requests a second, `size` of them at once, with exponential gaps."""
-    at = 0.0
-    for number in range(count):
-        if number % size == 0:
-            at += chance.expovariate(rate / size)
-        yield work.draw(at, chance)
 
 
 def _recorded(path: Path) -> Iterator[Arrival]:
@@ -171,9 +164,8 @@ class WorkerFigures(ServedFigures):
 
 @dataclass(slots=True)
 class Live:
-    """An open request, or a text of a cluster's `job`. part: number of the text; load: tokens that
-    it counts. received: rows of its prompt from another worker, which are not computed. started:
-    its first token is written. refused: a branch was refused."""
+    """An open request, or a text of a cluster's `job`. part: number of the text; load: its tokens.
+    received: rows from another worker, not computed. refused: a branch was refused."""
 
     arrival: Arrival
     job: Any = None
@@ -207,13 +199,13 @@ class Simulation:
         self._inbox = Inbox(serves=True)
         self._rng = random.Random(f"simulation {seed}")
         self._round_tokens = cost.round_tokens(self._rng)
-        self._live: dict[int, Live] = {}
+        self.live: dict[int, Live] = {}
         self._ids = 0  # the last token id: every prompt and answer has its own
 
     def run(self, arrivals: Iterable[Arrival]) -> WorkerFigures:
         source = iter(arrivals)
         after = next(source, None)
-        while after is not None or self._live:  # until the last answer is delivered
+        while after is not None or self.live:  # until the last answer is delivered
             while after is not None and after.at <= self.now:
                 self.submit(Live(after))
                 after = next(source, None)
@@ -248,15 +240,11 @@ class Simulation:
             rows = self._forward_(plan, self.manager.active[:] if ran else [])
         self.now += self.cost.seconds(rows, ran, self.pool.needed_length)
         for request in self.manager.table.forget_finished() if plan.answers else ():
-            live = self._live.pop(request.prefix_owner)
+            live = self.live.pop(request.prefix_owner)
             live.refused = any(b.finish is Finish.REFUSED for b in request.all_branches())
             self.served.refused += live.refused
             self.ended.append(live)
         return True
-
-    @property
-    def is_idle(self) -> bool:
-        return not self._live
 
     def submit(self, live: Live, ids: tuple[int, ...] = (), place: int = -1) -> None:
         """Submit a request. ids: of its prompt; by default new ones. place: by default the next."""
@@ -278,7 +266,7 @@ class Simulation:
         self.served.requests += 1
         request.arrival = place
         self.manager.lifecycle.submit(request)
-        self._live[request.prefix_owner] = live
+        self.live[request.prefix_owner] = live
         self.served.most_waiting = max(self.served.most_waiting, len(self.manager.table.waiting))
 
     def _new(self, count: int) -> tuple[int, ...]:
@@ -299,7 +287,7 @@ class Simulation:
             branch.length += written
         for span in spans:
             size = len(span.tokens)
-            received = self._live[span.request].received - span.position
+            received = self.live[span.request].received - span.position
             rows += size - min(max(received, 0), size)  # received rows are not computed
             grown.append((span.owner, span.position, size))
             if span.branch is not None:
@@ -318,7 +306,7 @@ class Simulation:
 
     def _append(self, branch: Branch, count: int) -> int:
         """Append up to `count` tokens to a branch, which may end it; returns their number."""
-        live = self._live[branch.request.prefix_owner]
+        live = self.live[branch.request.prefix_owner]
         arrival = live.arrival
         goal = max(arrival.outline if branch.is_root else arrival.texts[branch.index], 1)
         written = min(count, min(goal, branch.budget) - len(branch.tokens))
@@ -345,7 +333,7 @@ class Simulation:
                 kv_cache.drop_root_(root)
                 pending = self._new(1)
             request.common_prompt = request.opening + PromptTokens(pending)
-            for index, length in enumerate(self._live[request.prefix_owner].arrival.texts):
+            for index, length in enumerate(self.live[request.prefix_owner].arrival.texts):
                 branch = table.new_branch(request, index, request.budget)
                 hint = max(round(length * self._rng.uniform(*HINT_FACTORS)), 1)
                 branch.point = Point(index + 1, hint, None, (), title="")

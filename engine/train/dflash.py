@@ -29,7 +29,6 @@ GAMMAS = {16: 7.0, 10: 5.0, 8: 4.0}  # block size -> decay, from the paper
 @dataclass(frozen=True, slots=True)
 class Blocks:
     """The blocks of a batch, whose sequences may hold several texts that share beginnings.
-
     anchors_BM: int64, places in their sequences. valid_BM: bool, False for padding blocks, which
     see nothing and count nothing. size: P."""
 
@@ -94,8 +93,7 @@ class Blocks:
         return (self.at(self.batch.written()) > 0.5) & inside_BMP & drafted_BMP
 
     def mask(self, reach: Reach) -> Tensor:
-        """bool [B, M * P, S + M * P]: True where a row may attend. A window narrows the context
-        only; no block is longer than it (`dflash_config`)."""
+        """bool [B, M * P, S + M * P]: where a row may attend. Windows narrow the context only."""
         position_BQ1 = self.positions_BMP.flatten(1)[:, :, None]
         anchors_BM1 = self.anchors_BM[:, :, None]
         context_S = torch.arange(self.length, device=anchors_BM1.device)
@@ -147,8 +145,7 @@ def block_loss(
     teacher_BSH: Tensor | None = None,
 ) -> BlockLoss:
     """The loss of one step; row k has weight exp(-(k - 1) / `decay_of`). distillation: share of the
-    target's distribution in a row's label, from the inputs of its head (teacher_BSH); the rest is
-    the token itself, as in the paper."""
+    target's distribution in a row's label, from the inputs of its head (teacher_BSH)."""
     # Only counted rows: the head is the largest product.
     rows = blocks.counted().flatten().nonzero().flatten()
     labels_R = blocks.at(blocks.batch.ids).flatten()[rows]

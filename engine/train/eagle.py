@@ -30,10 +30,9 @@ from .teacher import Teacher, TeacherOutput, attend, copy_equal_, draw_
 class EagleInputs:
     """A batch, whose labels are the tokens behind each, with the target's outputs: of token j its
     tapped hidden states (taps_BSF), of token j + 1 the likeliest token after it (best_BS).
-
     goals_BSG: what row j learns: for EAGLE-1 and EAGLE-2 the target's last hidden state of token
-        j + 1; for EAGLE-3 its distribution after that token, over the draft vocabulary.
-    counted_BS: float, 1 where row j counts at step 0."""
+    j + 1; for EAGLE-3 its distribution after it, over the draft vocabulary. counted_BS: float, 1
+    where row j counts at step 0."""
 
     batch: TrainingBatch
     taps_BSF: Tensor
@@ -80,9 +79,8 @@ class EagleTrainer(Trainer):
     def inputs(
         self, batch: TrainingBatch, *, exact: bool = False, noise: torch.Generator | None = None
     ) -> EagleInputs:
-        """A batch of packed rows with the target's outputs, in float32 if `exact`. Branches of one
-        sample share the row that pairs the trunk's last token with their first token, which is the
-        same for all after an outline."""
+        """A batch with the target's outputs, in float32 if `exact`. Branches of a sample share the
+        row of the trunk's last token and their first one: the same for all after an outline."""
         output = self.teacher.read(batch, self.model.config.taps, best=True, exact=exact)
         taps_BSF = output.features_BSF
         with torch.no_grad(), self.teacher.low_precision():

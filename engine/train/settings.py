@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,23 +13,22 @@ MINUTES = 25.0  # of a training that is given no limit
 MLP = "Width of the MLP."
 OUT: Any = option(..., "Folder of the finished model.")
 RUN: Any = option(None, "Checkpoints and the log; default OUT.run.")
+share = partial(option, min=0, max=1)
+unset = partial(option, None)
 
 
 @dataclass(frozen=True, kw_only=True)
 class DrafterTraining:
-    """What all drafters' trainings have in common. The first of ``minutes``, ``tokens`` and
-    ``steps`` ends the training, and the learning rate follows whichever is furthest; without
-    ``minutes`` nothing depends on the time."""
+    """What all trainings have in common. The first of ``minutes``, ``tokens`` and ``steps`` that is
+    reached ends it, the learning rate follows the furthest; only ``minutes`` depend on the time."""
 
     out: Path = OUT
     target: str = option("embedded", "`embedded`, a checkpoint folder or a Hub id.")
     run: Path | None = RUN
     held_out: int = option(8, "Prompts that acceptance is measured with.", min=0)
-    minutes: float | None = option(
-        None, f"Time limit; default {MINUTES:g}, without another.", min=0.001
-    )
-    tokens: int | None = option(None, "Stop after this many tokens.", min=1)
-    steps: int | None = option(None, "Stop after this many updates.", min=1)
+    minutes: float | None = unset(f"Time limit; default {MINUTES:g}, without another.", min=0.001)
+    tokens: int | None = unset("Stop after this many tokens.", min=1)
+    steps: int | None = unset("Stop after this many updates.", min=1)
     lr: float = option(3e-3, "Peak learning rate of the layers.", min=0.0)
     head_lr: float = option(2e-3, "Peak learning rate of the rest.", min=0.0)
     batch_tokens: int = option(3072, "Tokens of an update.", min=16)
@@ -39,7 +39,7 @@ class DrafterTraining:
     save_minutes: float = option(3.0, "Of training, between checkpoints.", min=0.0)
     measure_minutes: float = option(3.0, "Of training, between looks.", min=0.0)
     device: str = option("cpu", "cpu, cuda, cuda:1 ...")
-    threads: int | None = option(None, "Of a CPU.", min=1)
+    threads: int | None = unset("Of a CPU.", min=1)
 
     @property
     def run_folder(self) -> Path:
@@ -74,15 +74,11 @@ class DFlashTraining(DrafterTraining):
     intermediate: int = option(1536, MLP, min=1)
     block_size: int = option(8, "Rows with the anchor; published: 16.", min=2)
     num_anchors: int = option(128, "Random blocks per row of a step.", min=1)
-    distillation: float = option(
-        0.0, "Share of divergence in the loss, for few texts.", min=0, max=1
-    )
+    distillation: float = share(0.0, "Share of divergence in the loss, for few texts.")
     target_layer_ids: str | None = option(
         None, "Layers of the target, from 0, e.g. 1,5; default: evenly spread."
     )
-    mask_token_id: int | None = option(
-        None, "Default: the tokenizer's mask, else an unused row.", min=0
-    )
+    mask_token_id: int | None = unset("Default: the tokenizer's mask, else an unused row.", min=0)
 
     @property
     def layer_ids(self) -> tuple[int, ...] | None:
@@ -102,9 +98,7 @@ class VanillaTraining(DrafterTraining):
     hidden: int = option(128, "Width.", min=2)
     intermediate: int = option(1024, MLP, min=1)
     heads: int = option(4, "Attention heads, of queries and keys alike.", min=1)
-    distillation: float = option(
-        0.5, "Share of the loss that is divergence from the target.", min=0, max=1
-    )
+    distillation: float = share(0.5, "Share of the loss that is divergence from the target.")
     gamma: int = option(4, "Chain that acceptance is measured with.", min=1)
 
 

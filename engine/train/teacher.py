@@ -16,6 +16,8 @@ from ...models.linear import has_products
 from ...models.load.tokenizer import load_tokenizer, stop_ids
 from .data import TrainingBatch
 
+Parts = Sequence[Tensor]
+
 
 class TeacherOutput(NamedTuple):
     """Of packed rows: tapped hidden states, the head's input, the likeliest next token or zeros."""
@@ -40,9 +42,6 @@ class Teacher:
         self.embedding: Tensor = self.model.get_input_embeddings().weight.detach()
         self.head: Tensor = self.model.get_output_embeddings().weight.detach()
         self.stops = stop_ids(self.config, self.tokenizer)
-
-    def encode(self, text: str) -> list[int]:
-        return list(self.tokenizer.backend_tokenizer.encode(text, add_special_tokens=False).ids)
 
     @torch.no_grad()
     def read(
@@ -97,13 +96,11 @@ def run_rows(model: Any, batch: TrainingBatch, taps: bool = False) -> Any:
     return model(input_ids=batch.ids, use_cache=False, output_hidden_states=taps, **places)
 
 
-def attend(
-    q_Nhd: Tensor, keys: Sequence[Tensor], values: Sequence[Tensor], mask_BQK: Tensor
-) -> Tensor:
+def attend(q_Nhd: Tensor, keys: Parts, values: Parts, mask_BQK: Tensor) -> Tensor:
     """Attention of B sequences to parts of keys and values, each [B * rows, kv_heads, d] ->
     [N, heads * d]; rows that see nothing give zeros."""
 
-    def by_head(parts: Sequence[Tensor]) -> Tensor:
+    def by_head(parts: Parts) -> Tensor:
         sequences = [torch.unflatten(part, 0, (len(mask_BQK), -1)) for part in parts]
         return torch.cat(sequences, 1).transpose(1, 2)
 

@@ -1,8 +1,7 @@
 """Directs a run over workers: the ops and guards of graphs/machines/cluster.yaml.
 
-The director decodes nothing. It has all requests in host integers, and workers send their tokens as
-they commit them. So what a lost worker had continues elsewhere behind its last committed token, and
-coins are keyed by position: the text is the same."""
+The director decodes nothing: it has all requests and their tokens in host integers. What a lost
+worker had continues elsewhere behind its last token; coins are keyed by position: the same text."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -36,11 +35,12 @@ from .placement import assign_branches, expected_length
 from .protocol import Assign, CountWork, Output, Regroup, Regrouped, WorkCounts, summed
 from .worker_groups import NO_GROUP, RECEIVE_INTERVAL, RunWorker, WorkerGroup, WorkerGroups
 
+ByGroup = dict[WorkerGroup, int]
+
 
 class RequestState:
-    """A submitted request in host integers, so that any worker can continue it. Raises PromptError.
-    source: has the rows of the prefix, `rows` of each pool; holders: groups that decode branches
-    and have them. assigned: the group that decodes a branch, by its index."""
+    """A request in host integers. Raises PromptError. source: has the rows of the prefix, `rows` of
+    each pool; holders: decoders that have them. assigned: the group of a branch, by its index."""
 
     def __init__(self, session: Session, table: RequestTable, prompt: Prompt) -> None:
         self.session = session
@@ -91,10 +91,8 @@ class RequestState:
         if not branches:
             assert self.request.root is not None
             return MigratedRequest(outline=tuple(self.request.root.tokens), arrival=arrival)
-        migrated = tuple(
-            MigratedBranch(b.index, b.prompt.ids, tuple(b.tokens), b.budget) for b in branches
-        )
-        return MigratedRequest(self.prefix, migrated, arrival=arrival)
+        parts = [MigratedBranch(b.index, b.prompt.ids, tuple(b.tokens), b.budget) for b in branches]
+        return MigratedRequest(self.prefix, tuple(parts), arrival=arrival)
 
     def branch_of(self, index: int) -> Branch | None:
         return next((one for one in self.request.all_branches() if one.index == index), None)
@@ -164,8 +162,7 @@ class RequestState:
 
 class Director:
     """Requests, workers, and which group decodes what. placed: branches that their groups have not
-    received. tokens: committed, by worker. figures: of the prefixes that were sent: bytes that
-    arrived, seconds, collectives that failed."""
+    received. tokens: committed, by worker. figures: of the prefixes that were sent."""
 
     def __init__(self, session: Session, workers: WorkerGroups) -> None:
         self.workers = workers
@@ -181,12 +178,10 @@ class Director:
         self._numbers = count(1)  # of orders
         self._assignments: dict[str, tuple[RequestState, WorkerGroup]] = {}
 
-    def work(
-        self, groups: Sequence[WorkerGroup]
-    ) -> tuple[dict[WorkerGroup, int], dict[WorkerGroup, int]]:
+    def work(self, groups: Sequence[WorkerGroup]) -> tuple[ByGroup, ByGroup]:
         """Tokens that each group is expected to write still, and branches that it can take."""
         loads = dict.fromkeys(groups, 0)
-        capacity = {group: group.max_branches for group in groups}
+        capacity = {group: group.leader.greeting.max_branches for group in groups}
         for state in self.states:
             for branch in state.request.all_branches():
                 group = state.assigned.get(branch.index)
@@ -290,9 +285,6 @@ class Director:
             if not present:
                 return
             state.rows = present[0]  # fewer: some have been evicted
-
-
-# -- the states -----------------------------------------------------------------------------------
 
 
 @op("cluster.form_group_", commits=True)

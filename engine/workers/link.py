@@ -3,7 +3,6 @@
 import asyncio
 import json
 import os
-import secrets
 import socket
 import subprocess
 import sys
@@ -24,7 +23,7 @@ from .protocol import MAX_LINE_BYTES, Failed, Heartbeat, Load, Message, Ready, S
 ENTRY = "from specsot.engine.workers.process import main; main()"
 LOADING_DEADLINE = 300.0  # seconds without a heartbeat while a worker loads its models
 WATCH_INTERVAL = 0.25  # seconds
-SECRET_LETTERS = 32
+SECRET_BYTES = 16
 GREETING_DEADLINE = 10.0  # seconds in which a connection must present its secret
 CONNECTION_TIMEOUT = 15_000  # ms until unacknowledged data closes a worker's connection
 RESTART_PAUSES = (0.1, 0.5, 2.0, 5.0)  # seconds, by the number of deaths in a row
@@ -106,25 +105,17 @@ class WorkerListener:
     expected: dict[str, "asyncio.Future[Connection]"] = field(default_factory=dict)
 
     async def __aenter__(self) -> Self:
-        self._server = await asyncio.start_server(
-            self._connected, self.address, 0, limit=MAX_LINE_BYTES
-        )
+        self._server = await asyncio.start_server(self._greeted, self.address, limit=MAX_LINE_BYTES)
         self.port = int(self._server.sockets[0].getsockname()[1])
         return self
 
     async def __aexit__(self, *error: object) -> None:
         self._server.close()
 
-    def expect(self) -> tuple[str, "asyncio.Future[Connection]"]:
-        """A new secret, and the worker that will present it."""
-        secret = secrets.token_hex(SECRET_LETTERS // 2)
-        self.expected[secret] = asyncio.get_running_loop().create_future()
-        return secret, self.expected[secret]
-
-    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _greeted(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with suppress(OSError, EOFError, ValueError, KeyError):
             async with asyncio.timeout(GREETING_DEADLINE):
-                expected = self.expected.pop((await reader.readexactly(SECRET_LETTERS)).decode())
+                expected = self.expected.pop((await reader.readexactly(2 * SECRET_BYTES)).decode())
                 greeting = json.loads(await reader.readline())
             writer.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             pid = int(greeting["pid"]) if greeting["machine"] == socket.gethostname() else None
@@ -195,11 +186,6 @@ class WorkerLink:
     def ended(self) -> bool:
         """Whether this life is over; there may be another one."""
         return self.state in (LinkState.DEAD, LinkState.CLOSED)
-
-    @property
-    def over(self) -> bool:
-        """Whether there is not another life."""
-        return self.closed or self.failed is not None
 
     def _set(self, state: LinkState) -> None:
         if state is not self.state and not self.closed:
@@ -294,10 +280,9 @@ class WorkerLink:
 
 @dataclass(eq=False)
 class Membership(Generic[Link]):
-    """The workers of a router or a director. limits: when a worker hangs, and is lost; None: they
-    are not watched. restarts: a worker whose process ends is started again under its name; else it
-    leaves. tries: lives in a row in which a worker was never ready, after which it fails; None: any
-    number. links: of the workers that have not ended for good."""
+    """The workers of a router or a director. limits: when a worker hangs, and is lost; None: never.
+    restarts: a worker whose process ends is started again under its name, else it leaves. tries:
+    lives in a row without being ready, then it fails. links: workers that have not left."""
 
     source: WorkerSource
     limits: HangLimits | None = None
@@ -332,10 +317,10 @@ class Membership(Generic[Link]):
         deaths = 0
         failures = 0
         try:
-            while not link.over:
+            while not (link.closed or link.failed):
                 started = monotonic()
                 await link.live()
-                if link.over or not self.restarts:
+                if link.closed or link.failed or not self.restarts:
                     return
                 deaths = 1 if monotonic() - started > STABLE_SECONDS else deaths + 1
                 failures = failures + 1 if link.greeting is NOT_READY else 0

@@ -9,6 +9,7 @@ from collections import OrderedDict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
+from itertools import accumulate
 from typing import Any, NamedTuple, TypeVar
 
 from ...states.request import Branch
@@ -22,12 +23,8 @@ Worker = TypeVar("Worker")
 
 def prefix_keys(ids: Sequence[int], block: int = BLOCK) -> list[int]:
     """A key for each beginning of whole blocks, the shortest first: equal for equal ids."""
-    keys = list[int]()
-    key = 0
-    for end in range(block, len(ids) + 1, block):
-        key = hash((key, tuple(ids[end - block : end])))
-        keys.append(key)
-    return keys
+    blocks = (tuple(ids[end - block : end]) for end in range(block, len(ids) + 1, block))
+    return list(accumulate(blocks, lambda key, ids: hash((key, ids)), initial=0))[1:]
 
 
 class Loads:
@@ -138,8 +135,7 @@ def assign_branches(
     capacity: Mapping[Worker, int],
     holders: Collection[Worker],
 ) -> list[tuple[Branch, Worker]]:
-    """Branches with their workers, without those that no worker has capacity for. Of workers with
-    equal loads the holders of the prefix come first."""
+    """Branches with their workers, as far as these have capacity; holders of the prefix first."""
     waits = dict(sorted(loads.items(), key=lambda item: item[0] not in holders))
     workers = place_branches([expected_length(branch) for branch in branches], waits, capacity)
     pairs = zip(branches, workers, strict=True)

@@ -87,8 +87,7 @@ class SnapshotRequest(NamedTuple):
 
 
 class Ready(NamedTuple):
-    """The models are loaded. graphs: `ServedGraph.facts` of a server's, by name. max_branches:
-    decoded concurrently. weights: bytes of the target's."""
+    """Models are loaded. graphs: `ServedGraph.facts` by name. weights: the target's bytes."""
 
     graphs: Mapping[str, Mapping[str, Any]] = {}
     pid: int = 0
@@ -97,8 +96,7 @@ class Ready(NamedTuple):
 
 
 class Heartbeat(NamedTuple):
-    """The process is alive, whatever its engine computes. stuck: seconds since the engines of a
-    server's worker made progress, also while they have no requests."""
+    """The process is alive. stuck: seconds since the engines of a server's worker made progress."""
 
     stuck: float = 0.0
 
@@ -126,10 +124,9 @@ class Refused(NamedTuple):
 
 class Wrote(NamedTuple):
     """Output of one step for one request. text: new readable text of the answer. events: (name,
-    branch, details) of its branches: outline (titles), opened (title), reused ([run of its prompt,
-    how]), wrote ([piece, origin]), ended (finish). tokens: written so far. scores: [branch, token
-    id, text, log-probability, [[id, text, log-probability]]] where requested. ids: [branch, new
-    token ids]."""
+    branch, details): outline (titles), opened (title), reused ([run of its prompt, how]), wrote
+    ([piece, origin]), ended (finish). tokens: written so far. scores: [branch, token id, text,
+    log-probability, [[id, text, log-probability]]] where requested. ids: [branch, new ids]."""
 
     id: str
     text: Text
@@ -170,8 +167,7 @@ class Counts(NamedTuple):
 
 
 class Picture(NamedTuple):
-    """One engine at one moment: its state, runs of equal slots as (code, length), the transitions
-    since the last picture, running and waiting requests."""
+    """One engine at a moment. runs: (code, length) of slots. moves: since the last one."""
 
     graph: str
     state: str
@@ -243,8 +239,7 @@ class Grouped(NamedTuple):
 
 
 class BranchEnded(NamedTuple):
-    """A branch has ended; all of its tokens were sent. rows: of each pool that the worker retains
-    of an outline and its prompt, and can send to others."""
+    """A branch has ended. rows: of an outline's prefix, retained by the worker in each pool."""
 
     id: str
     branch: int
@@ -266,8 +261,7 @@ class Regrouped(NamedTuple):
 
 
 class WorkCounts(NamedTuple):
-    """Answer to `CountWork`. counts: of the worker's `Meter`; memory: `held_figures` of each of its
-    engines. peak_memory: largest resident size (KB on Linux)."""
+    """counts: of the worker's `Meter`; memory: of each engine; peak_memory: in KB on Linux."""
 
     number: int
     counts: dict[str, Any]

@@ -19,7 +19,7 @@ from ..shell import complain
 from . import protocol
 from .link import HangLimits, LinkState, Membership, WorkerGoneError, WorkerSource
 from .placement import PrefixIndex
-from .ray_head import cluster_file
+from .ray_workers import cluster_file
 from .tickets import AnswerLengths, CountsByGraph, DiffersError, Replica, Ticket, choose_
 
 MAX_LIVES = 3  # of a replica in a row in which it is never ready
@@ -214,9 +214,7 @@ class Router(Membership[Replica]):
         self._place(ticket)
         return ticket
 
-    async def answer(
-        self, request: protocol.Encode, timeout: float | None = None
-    ) -> protocol.Message:
+    async def answer(self, request: protocol.Encode, timeout: float | None) -> protocol.Message:
         """The only message that answers a request; raises WorkerGoneError, TimeoutError."""
         ticket = self.ask(request)
         try:
@@ -248,9 +246,8 @@ class Router(Membership[Replica]):
         self._place_waiting()
 
     def _place(self, ticket: Ticket) -> None:
-        blocked = ticket.isolated and any(
-            other.isolated and other.replica is not None for other in self._tickets.values()
-        )
+        tickets = self._tickets.values()
+        blocked = ticket.isolated and any(one.isolated and one.replica for one in tickets)
         request = ticket.remaining_request
         replicas = [one for one in self.links if one.ready and not (blocked or one.draining)]
         while replica := choose_(request, replicas, self._beginnings):
@@ -331,8 +328,7 @@ class Router(Membership[Replica]):
 
 
 def control_path() -> Path:
-    """A socket that only its owner may use, in the folder of the cluster's file. A client sends one
-    JSON line and receives lines until its order is done."""
+    """A socket for its owner alone; a client sends one JSON line, and receives lines."""
     return cluster_file().with_suffix(".sock")
 
 
@@ -387,10 +383,9 @@ def replica_control(router: Router, address: str) -> AbstractAsyncContextManager
 def ask_router(
     order: str, report: Callable[[str], None], count: int | None = None
 ) -> dict[str, Any] | None:
-    """Send an order to the server with --workers of this machine, and wait until it is done. order:
-    `state`, `scale` (to `count`) or `end`. report: takes the lines in between. Returns address,
-    graphs and replicas of the server; None if there is none. Raises ClusterError: the order failed,
-    or the server ended before it was done."""
+    """Send an order to this machine's server with --workers, and wait until it is done. order:
+    `state`, `scale` (to `count`) or `end`. report: takes the lines in between. Returns its address,
+    graphs and replicas; None if there is none. Raises ClusterError: it failed."""
     with suppress(OSError), socket.socket(socket.AF_UNIX) as pipe:
         pipe.settimeout(None if order == "scale" else ANSWER_DEADLINE)
         pipe.connect(str(control_path()))

@@ -13,10 +13,9 @@ from ..limits import usable_cpus
 from ..prepare.job import Job, read_cluster, threads_of
 from ..prepare.options import LOCAL, ClusterBlock, flag_of
 from ..signals import ending_with, let_close
-from .link import HangLimits, ProcessHost, WorkerSource
+from .link import HangLimits
 from .protocol import Start
-from .ray_head import end_cluster, start_head
-from .ray_workers import job_workers, ray_workers, set_up_ray
+from .ray_workers import end_cluster, job_workers, ray_workers, set_up_ray, start_head
 from .router import Router, replica_control
 
 if TYPE_CHECKING:
@@ -88,10 +87,6 @@ def on_workers(job: Job) -> Iterator[tuple["Session", "Starts"]]:
     with job_workers(job, block) as source, closing(WorkerGroups(source, block)) as workers:
         workers.load_()  # here a signal still raises
         yield session, partial(directed, workers)
-
-
-def engine_router(start: Start, limits: HangLimits) -> Router:
-    return Router(WorkerSource(lambda number, part: ProcessHost(start)), limits=limits, single=True)
 
 
 @contextmanager

@@ -33,8 +33,7 @@ class DiffersError(RuntimeError):
 
 @dataclass(eq=False)
 class Replica(WorkerLink):
-    """A worker that decodes whole requests, through all lives of its process. expected: tokens to
-    be written for each of its requests. counts: of its engines, the latest."""
+    """Decodes whole requests. expected: tokens by request. counts: of its engines, the latest."""
 
     draining: bool = False
     expected: dict[str, int] = field(default_factory=dict)
@@ -112,9 +111,8 @@ def _is_outlined(request: Submit, facts: Mapping[str, Any]) -> bool:
 
 @dataclass
 class DeliveredStream:
-    """The output of a request that its client has received. A second run of the request repeats it,
-    in steps of other sizes: `new_part` drops what the client has. Texts, tokens, scores and events
-    of a branch come in the same order in every run."""
+    """The output of a request that its client has received. A second run repeats it in steps of
+    other sizes: texts, tokens, scores and events of a branch come in the same order."""
 
     _delivered: dict[tuple[str, int], list[Any]] = field(default_factory=dict)
     _at: Counter[tuple[str, int]] = field(default_factory=Counter)
@@ -158,9 +156,8 @@ class DeliveredStream:
 
 @dataclass(eq=False, slots=True)
 class Ticket:
-    """One message to the engines, and the messages that answer it, in order. on_close: is called
-    once the ticket is no longer read. replica: None while the request waits, and after its end.
-    losses: replicas that were lost while they had it."""
+    """A message to the engines, and those that answer it, in order. on_close: called once it is
+    read no longer. replica: None while it waits, and after its end. losses: of replicas with it."""
 
     request: Request
     expected_tokens: int
@@ -188,8 +185,7 @@ class Ticket:
         self.on_close(self)
 
     def deliver(self, message: Message | None) -> None:
-        """Hand what is new of a message to the HTTP side; None: no replica will answer. Raises
-        DiffersError: it contradicts what was delivered."""
+        """Hand over what is new of a message; None: no replica will answer. Raises DiffersError."""
         if isinstance(message, Admitted):
             if self._admitted:
                 return
@@ -236,8 +232,7 @@ class Ticket:
 
     @property
     def remaining_request(self) -> Request:
-        """The request, with the answer so far and the remaining time. The last token of each branch
-        is written again, so that its end is found again."""
+        """The rest of the request. Branches write their last token again, and find their end."""
         request = self.request
         if not isinstance(request, Submit) or not self.losses:
             return request

@@ -37,9 +37,8 @@ class RunWorker(WorkerLink):
 
 @dataclass(eq=False, slots=True)
 class WorkerGroup:
-    """Workers that decode together; only the first sends replies. A group of one lives as long as
-    its worker, one of several as long as the process group. number: among those of its size; of a
-    single worker it is its rank in the process group."""
+    """Workers that decode together; the first one sends replies. A group of one lives as long as
+    its worker. number: among those of its size; of a single worker its rank."""
 
     workers: tuple[RunWorker, ...]
     number: int = 0
@@ -56,16 +55,11 @@ class WorkerGroup:
     def name(self) -> str:
         return "+".join(worker.name for worker in self.workers)
 
-    @property
-    def max_branches(self) -> int:
-        return self.leader.greeting.max_branches
-
 
 class WorkerGroups(Membership[RunWorker]):
-    """A number of workers, and the process group that they form. report: takes what happens to
-    workers, for the trace; on_output: what they decode. workers: that are not lost. losses: number
-    of lost workers. epoch: of the latest group; members: that have not left it. Raises UsageError:
-    this machine does not have the block's interface."""
+    """Workers and the process group that they form. report: takes what happens to workers, for the
+    trace; on_output: what they decode. workers: that are not lost. epoch: of the latest group;
+    members: that have not left it. Raises UsageError: no such interface on this machine."""
 
     def __init__(self, source: WorkerSource, block: ClusterBlock) -> None:
         super().__init__(source, HangLimits(block.deadline))
@@ -96,8 +90,7 @@ class WorkerGroups(Membership[RunWorker]):
 
     @property
     def eligible(self) -> list[RunWorker]:
-        """Workers that can be in a group, by rank. With parts of the weights they are as many of
-        each part as make whole groups, the first part first."""
+        """Workers that can be in a group, by rank: equally many of each part of the weights."""
         parts = self.source.parts
         if parts == 1:
             return self.ready
@@ -185,9 +178,7 @@ class WorkerGroups(Membership[RunWorker]):
             await asyncio.wait_for(self._changed.wait(), seconds)
         self._changed.clear()
 
-    def collect_(
-        self, kind: type[Reply], orders: Mapping[RunWorker, Order]
-    ) -> dict[RunWorker, Reply]:
+    def collect_(self, kind: type[Reply], orders: dict[RunWorker, Order]) -> dict[RunWorker, Reply]:
         """The replies to orders, without those of workers that are lost meanwhile."""
         self._expected = {(kind, order.number) for order in orders.values()}
         replies = self._replies = {}
@@ -205,8 +196,7 @@ class WorkerGroups(Membership[RunWorker]):
             self._loop.close()
 
     def form_(self) -> None:
-        """Form a new group of all eligible workers, once there is one. Raises ClusterError: all
-        workers are ready, and parts of the weights are missing."""
+        """Form a new group, once some are eligible. Raises ClusterError: parts are missing."""
         self.fill_()
         while not self.eligible:
             if len(self.ready) >= self.block.workers:
@@ -220,7 +210,7 @@ class WorkerGroups(Membership[RunWorker]):
         workers = self.eligible
         self._size = len(workers)
         self._groups = {}
-        orders = {}
+        orders: dict[RunWorker, Order] = {}
         port = self._store.port
         for rank, worker in enumerate(workers):
             worker.single.number = rank

@@ -203,8 +203,7 @@ def ranks_of_groups(size: int, tp: int, largest: int) -> list[tuple[int, ...]]:
 
 
 def open_store(address: str, deadline: float) -> TCPStore:
-    """The driver's store, where the members of groups meet; listens at one address of this machine.
-    Raises UsageError: this machine does not have the address."""
+    """The store where members of groups meet. Raises UsageError: this machine lacks the address."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     try:
         listener = socket.create_server((address, 0), family=family, backlog=128)

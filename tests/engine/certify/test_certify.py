@@ -195,7 +195,7 @@ def test_a_stale_drafter_row_is_caught(layout: str, bench: Make, monkeypatch: Pa
     rig = gates.Rig(bench(f"{layout}_eagle"))
     assert not gates.GATES["newcomers"](rig)[2]
     checks = list(gates.memory_checks(rig))
-    assert not failed(checks) and (rig.forked > 0) == (layout == "batching")
+    assert not failed(checks) and (rig.seen["forked"] > 0) == (layout == "batching")
 
     def stale(self: EagleDrafter, part: CommittedRows) -> None:
         good(self, part)

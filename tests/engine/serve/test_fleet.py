@@ -288,7 +288,9 @@ def test_a_prompt_does_not_wait_for_texts_to_tokenize() -> None:
         text = "Honey bees live in large families. " * 1000
         async with running(alone):
             texts = [
-                asyncio.create_task(alone.answer(Encode("dflash", Prompt(f"t{number}", text))))
+                asyncio.create_task(
+                    alone.answer(Encode("dflash", Prompt(f"t{number}", text)), None)
+                )
                 for number in range(12)
             ]
             await asyncio.sleep(0)

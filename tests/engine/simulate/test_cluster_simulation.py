@@ -58,7 +58,7 @@ def test_everything_is_answered(workers: int, tp: int, link: str, together: bool
     assert len(served.time_to_first_token) == len(served.time_to_answer) == 80
     assert served.tokens == sum(one.outline + sum(one.texts) for one in made)
     every = [*world.workers, *world.groups]
-    assert all(one.is_idle and one.pool.needed_length == 0 for one in every)
+    assert all(not one.live and one.pool.needed_length == 0 for one in every)
     for one in every:
         one.pool.check_integrity()
     assert not any([*world.loads.tokens, *world.group_loads.tokens])

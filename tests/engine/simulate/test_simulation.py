@@ -35,7 +35,7 @@ def test_everything_is_answered_and_nothing_stays(policy: str) -> None:
         assert served.requests == 90 and served.refused == 0
         assert len(served.time_to_first_token) == len(served.time_to_answer) == 90
         assert served.preemptions > 0 and served.hit_rate > 0.1
-        assert not world._live and world.pool.needed_length == 0
+        assert not world.live and world.pool.needed_length == 0
         world.pool.check_integrity()
         kept = world.manager.prefixes
         assert kept is not None and world.pool.current_length == kept.idle

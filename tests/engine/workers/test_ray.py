@@ -21,7 +21,7 @@ from helpers.servers import RAIN, pids_of, serving_fleet, stream_all
 from specsot.engine.cli.run_command import run_command
 from specsot.engine.errors import ClusterError, Code
 from specsot.engine.prepare.options import LOCAL, ClusterBlock, RunOptions
-from specsot.engine.workers import ray_head, ray_workers
+from specsot.engine.workers import ray_workers
 from specsot.engine.workers.protocol import Load
 from specsot.engine.workers.ray_workers import reserved
 
@@ -164,7 +164,7 @@ def test_a_start_that_takes_too_long_is_tried_twice_and_named(
 
 DRIVER = """
 import subprocess, sys, time
-from specsot.engine.workers.ray_head import driver_folder, end_with_parent
+from specsot.engine.workers.ray_workers import driver_folder, end_with_parent
 wait = [sys.executable, "-c", "import time; time.sleep(60)"]
 with driver_folder() as folder:
     subprocess.Popen([*wait, folder])
@@ -191,13 +191,13 @@ def test_what_killed_drivers_leave_is_ended_at_the_next(tmp_path: Path, monkeypa
     ) as driver:
         assert driver.stdout is not None
         folder, agent = driver.stdout.readline().split()
-        ray_head.remove_abandoned()
+        ray_workers.remove_abandoned()
         assert len(pids_of(folder)) == 2 and Path(folder).exists(), "its driver lives"
         driver.send_signal(signal.SIGKILL)
     assert ended(f"{folder}/child"), "by the kernel"
     assert len(pids_of(folder)) == 1
     assert not gone([int(agent)], 0.0)
-    with ray_head.driver_folder() as other:
+    with ray_workers.driver_folder() as other:
         assert gone([int(agent)])
         assert ended(folder) and not Path(folder).exists()
         assert Path(other).exists()
