@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal
 
-import numpy as np
 from pydantic import Field
 
 from ...ops.draft.ngram import Gram, HostTree
@@ -78,7 +77,9 @@ class RecycleDrafter(Drafter):
     def learn(
         self, branches: Sequence[Branch], result: RoundResult, paths: Sequence[Sequence[int]]
     ) -> tuple[GammaRecord, ...]:
-        """Keep the target's candidates after all nodes, after those of the path last."""
+        """Keep the target's candidates after all nodes."""
+        import numpy as np
+
         trees = zip(branches, result.tokens_ST, result.parents_ST, strict=True)
         width = self.settings.filler_top_k
         for tree, (branch, tokens_T, parents_T) in enumerate(trees):

@@ -43,7 +43,10 @@ def _count(value: Any, most: int = MAX_NODES, least: int = 1) -> bool:
 _TREE_SIZE = {"type": "integer", "minimum": 1, "maximum": MAX_NODES}
 _BY_ACTIVE = {
     "type": "object",
-    "patternProperties": {"^[1-9][0-9]*$": {**_TREE_SIZE, "minimum": 0}},
+    "patternProperties": {
+        "^1$": _TREE_SIZE,
+        "^([2-9]|[1-9][0-9]+)$": {**_TREE_SIZE, "minimum": 0},
+    },
     "required": ["1"],
     "additionalProperties": False,
 }
