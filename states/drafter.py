@@ -6,9 +6,9 @@ is imported inside methods only, since `specsot check` reads the settings."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, TypeVar
 
 from .graph.drafter_settings import DrafterSettings, largest, nodes_for
 
@@ -28,6 +28,10 @@ if TYPE_CHECKING:
     from .request_table import RequestTable
     from .round import CommittedRows, PendingRows, RoundResult
     from .sampling import Samplers
+
+
+SALTS = 8
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -261,6 +265,15 @@ def committed_features(rows: CommittedRows, columns_F: Tensor | None = None) -> 
     index = torch.tensor(rows.rows, dtype=torch.int64, device=rows.features_QF.device)
     features_RF = rows.features_QF.index_select(0, index)
     return features_RF if columns_F is None else features_RF.index_select(1, columns_F)
+
+
+def remembered_(memory: dict[str, T], salt: str, make: Callable[[], T]) -> T:
+    """What a drafter keeps for the requests of a cache salt: of the SALTS last used ones."""
+    kept = memory.pop(salt) if salt in memory else make()
+    memory[salt] = kept
+    while len(memory) > SALTS:
+        del memory[next(iter(memory))]
+    return kept
 
 
 class NoDrafterSettings(DrafterSettings):

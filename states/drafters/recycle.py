@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
@@ -10,7 +11,7 @@ from pydantic import Field
 from ...ops.draft.ngram import Gram, HostTree
 from ...ops.draft.recycle import CONTEXT, RecycleTable, recycled_tree
 from ...ops.draft.reliability import buckets_of
-from ..drafter import DraftContext, Drafter
+from ..drafter import DraftContext, Drafter, remembered_
 from ..graph.drafter_settings import Nodes, TreeSettings
 from ..yaml.spec import Int
 
@@ -31,12 +32,15 @@ class RecycleSettings(TreeSettings):
     """drafted levels of a tree"""
     filler_top_k: Int = Field(8, ge=2, le=64)
     """the target's best tokens that are kept for each context"""
-    most_contexts: Int = Field(200_000, ge=16, le=1 << 24)
+    most_contexts: Int = Field(100_000, ge=16, le=1 << 24)
     """contexts of one or two tokens that are kept; the oldest are forgotten"""
 
 
 class RecycleDrafter(Drafter):
-    """Its tables are shared by all requests of an engine with the same cache salt."""
+    """Its tables are shared by all requests of an engine with the same cache salt.
+
+    Attributes:
+        tables: by cache salt."""
 
     Settings = RecycleSettings
     settings: RecycleSettings
@@ -49,8 +53,8 @@ class RecycleDrafter(Drafter):
         self._read: set[int] = set()  # prefixes and branches whose prompts the table has
 
     def table_(self, request: Request) -> RecycleTable:
-        settings = self.settings
-        return self.tables.setdefault(request.cache_salt, RecycleTable(settings.most_contexts))
+        most = self.settings.most_contexts
+        return remembered_(self.tables, request.cache_salt, partial(RecycleTable, most))
 
     def propose(self, branches: Sequence[Branch], nodes: int) -> Proposal:
         from ...ops.draft.proposals import pack

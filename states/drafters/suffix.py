@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
 from ...ops.draft.ngram import HostTree
 from ...ops.draft.suffix import FAR, Place, SuffixTexts, suffix_tree
-from ..drafter import DraftContext, Drafter
+from ..drafter import DraftContext, Drafter, remembered_
 from ..graph.drafter_settings import Nodes, TreeSettings
 from ..yaml.spec import Int
 
@@ -42,11 +43,13 @@ class SuffixDrafter(Drafter):
     def __init__(self, settings: SuffixSettings, context: DraftContext) -> None:
         super().__init__(settings, context)
         self.texts: dict[str, SuffixTexts] = {}
-        self._text_of: dict[int, tuple[int, int]] = {}  # by segment: its text, its context's size
+        # by segment: its text, in what texts, and how much of its context is in it
+        self._text_of: dict[int, tuple[SuffixTexts, int, int]] = {}
         self._matches: dict[int, list[Place]] = {}  # of each branch in this round
 
     def texts_(self, request: Request) -> SuffixTexts:
-        return self.texts.setdefault(request.cache_salt, SuffixTexts(self.settings.most_tokens))
+        most = self.settings.most_tokens
+        return remembered_(self.texts, request.cache_salt, partial(SuffixTexts, most))
 
     def propose(self, branches: Sequence[Branch], nodes: int) -> Proposal:
         from ...ops.draft.proposals import pack
@@ -58,15 +61,16 @@ class SuffixDrafter(Drafter):
         request = branch.request
         texts = self.texts_(request)
         if request.prefix_owner not in self._text_of:
-            self._text_of[request.prefix_owner] = texts.open_(), 0
-        prefix, known = self._text_of[request.prefix_owner]
-        texts.append_(prefix, request.context[known:])
-        self._text_of[request.prefix_owner] = prefix, len(request.context)
+            self._text_of[request.prefix_owner] = texts, texts.open_(), 0
+        own, prefix, known = self._text_of[request.prefix_owner]
+        own.append_(prefix, request.context[known:])
+        self._text_of[request.prefix_owner] = own, prefix, len(request.context)
         if branch.owner not in self._text_of:
             start = branch.size - branch.num_tokens
             before = branch.context(start - FAR)[: min(FAR, start)]
-            self._text_of[branch.owner] = texts.open_(before), start
+            self._text_of[branch.owner] = texts, texts.open_(before), start
         self._read_(branch)
+        texts = self._text_of[branch.owner][0]
         matches = texts.matches(branch.context(branch.size - FAR))
         self._matches[branch.owner] = matches
         levels = self.settings.draft_depth
@@ -74,9 +78,9 @@ class SuffixDrafter(Drafter):
 
     def _read_(self, branch: Branch) -> None:
         """Append the branch's new tokens to its text."""
-        text, known = self._text_of[branch.owner]
-        self.texts_(branch.request).append_(text, branch.context(known))
-        self._text_of[branch.owner] = text, branch.size
+        texts, text, known = self._text_of[branch.owner]
+        texts.append_(text, branch.context(known))
+        self._text_of[branch.owner] = texts, text, branch.size
 
     def learn(
         self, branches: Sequence[Branch], result: RoundResult, paths: Sequence[Sequence[int]]
@@ -84,7 +88,8 @@ class SuffixDrafter(Drafter):
         rows = zip(branches, result.tokens_ST, paths, result.bonus_S.tolist(), strict=True)
         for branch, tokens_T, path, bonus in rows:
             token = int(tokens_T[path[1]]) if len(path) > 1 else int(bonus)
-            self.texts_(branch.request).count_(self._matches.pop(branch.owner, ()), token)
+            if branch.owner in self._matches:
+                self._text_of[branch.owner][0].count_(self._matches.pop(branch.owner), token)
         return super().learn(branches, result, paths)
 
     def close(self, request: Request) -> None:

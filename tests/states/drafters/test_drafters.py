@@ -13,7 +13,7 @@ from specsot.ops.draft.ngram import longest_match
 from specsot.ops.draft.sizes import Curve, RoundCosts
 from specsot.ops.kv.pool import Ints
 from specsot.states.commit import Committer
-from specsot.states.drafter import DraftContext, Drafter
+from specsot.states.drafter import SALTS, DraftContext, Drafter, remembered_
 from specsot.states.graph.plugins import drafter_class
 from specsot.states.request import Branch, Finish, Stage
 from specsot.states.round import CommittedRows, RoundResult
@@ -282,3 +282,13 @@ def test_a_request_that_ended_leaves_nothing_behind() -> None:
     state.learn([branch], result(1, [[60, 61, 62, 63, 64, 65]]), [[0]])
     state.close(branch.request)
     assert not state.indices and not state._counted and not state._fillers and not state._open
+
+
+def test_the_salts_that_were_used_last_are_remembered() -> None:
+    memory: dict[str, list[int]] = {}
+    first = remembered_(memory, "first", list)
+    for number in range(SALTS - 1):
+        remembered_(memory, str(number), list)
+    assert remembered_(memory, "first", list) is first and len(memory) == SALTS
+    remembered_(memory, "new", list)
+    assert "first" in memory and "0" not in memory and len(memory) == SALTS
