@@ -43,6 +43,9 @@ class Teacher:
         self.head: Tensor = self.model.get_output_embeddings().weight.detach()
         self.stops = stop_ids(self.config, self.tokenizer)
 
+    def encode(self, text: str) -> list[int]:
+        return list(self.tokenizer.backend_tokenizer.encode(text, add_special_tokens=False).ids)
+
     @torch.no_grad()
     def read(
         self,

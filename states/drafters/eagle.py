@@ -33,9 +33,11 @@ class DynamicTreeSettings(TreeSettings):
     """children per node while drafting"""
     model: Text | None = None
     """checkpoint of the head"""
-    with_: tuple[Literal["recycle", "suffix", "ngram"], ...] = Field((), alias="with")
+    with_: tuple[Literal["recycle", "suffix", "ngram"], ...] = Field(
+        (), alias="with", exclude_if=lambda kinds: not kinds
+    )
     """drafters without a model whose nodes compete with the head's for the places in a tree"""
-    filler_top_k: Int = Field(1, ge=1, le=64)
+    filler_top_k: Int = Field(1, ge=1, le=64, exclude_if=lambda count: count == 1)
     """the target's best tokens that `with: [recycle]` keeps for each context; there 8, if not
     given"""
 
