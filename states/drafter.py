@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from ..ops.attention.backends import AttentionPlan
     from ..ops.draft.gamma import GammaRecord
+    from ..ops.draft.ngram import HostTree
     from ..ops.draft.sizes import ChainChooser, RoundCosts, TreeChooser
     from ..ops.kv.pool import KVCache
     from ..ops.types import DraftRows, DraftWork, Proposal
@@ -181,7 +182,14 @@ class Drafter:
 
     def propose(self, branches: Sequence[Branch], nodes: int) -> Proposal:
         """Trees of at most `nodes` nodes, by a drafter without a forward."""
-        raise NotImplementedError(f"{type(self).__name__} has no method `propose`, nor `grow`")
+        from ..ops.draft.proposals import pack
+
+        device = self.context.layout.device
+        return pack([self.tree_(branch, nodes) for branch in branches], device)
+
+    def tree_(self, branch: Branch, nodes: int) -> HostTree:
+        """A tree of at most `nodes` nodes."""
+        raise NotImplementedError(f"{type(self).__name__} has no method `tree_`, nor `grow`")
 
     def no_drafts(self, branches: int, work: DraftWork | None = None) -> Proposal:
         """Trees [S, 0]: verifying them is one ordinary decoding step of all branches."""

@@ -361,7 +361,8 @@ def _answers(bench: Bench, side: Side, ids: Sequence[int]) -> tuple[Counter[Answ
 
 
 def chi_square(seen_X: Tensor, expected_X: Tensor) -> tuple[float, int]:
-    """Pearson's (statistic, degrees of freedom); infinite if the impossible was seen."""
+    """Pearson's (statistic, degrees of freedom) of counts; infinite if the impossible was seen. The
+    rarest cells are joined until they expect `FEWEST` samples."""
     possible_X = expected_X > 0
     if (seen_X[~possible_X] > 0).any():
         return float("inf"), int(possible_X.sum().item()) - 1

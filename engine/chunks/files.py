@@ -116,12 +116,19 @@ class ChunkFiles:
         if header.get("specsot_chunk") != str(FORMAT):
             raise DamagedChunk(f"{path}: not a chunk of format {FORMAT}")
         try:
-            *facts, taps = json.loads(header["facts"])
+            model_hash, dtype, bos, taps = json.loads(header["facts"])
             used, size = _stat(path)
-            names = ("model_hash", "dtype", "bos", "taps")
-            of_key = dict(zip(names, (*facts, tuple(taps)), strict=True))
-            tokens = int(header["tokens"])
-            info = ChunkInfo(digest, header["name"], tokens, size, **of_key, used=used / 1e9)
+            info = ChunkInfo(
+                digest=digest,
+                name=header["name"],
+                tokens=int(header["tokens"]),
+                bytes=size,
+                model_hash=model_hash,
+                dtype=dtype,
+                bos=bos,
+                taps=tuple(taps),
+                used=used / 1e9,
+            )
         except (KeyError, ValueError, TypeError):
             raise DamagedChunk(f"{path}: its header is not that of a chunk") from None
         if header.get("key") != digest:

@@ -2,13 +2,15 @@
 `PromptLookupCandidateGenerator`), and count tables with back-off and fillers (NASD; Ou et al.,
 NAACL 2024 industry, 2404.08698). A token costs the same for any length of the context. No torch."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from itertools import chain, count
 from math import log
+from typing import TypeVar
 
 Gram = tuple[int, ...]
+State = TypeVar("State")
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +21,34 @@ class HostTree:
     parents: tuple[int, ...] = ()
     depths: tuple[int, ...] = ()
     scores: tuple[float, ...] = ()
+
+
+def best_tree(
+    start: State,
+    offers: Callable[[State, int], Iterable[tuple[float, int, State]]],
+    *,
+    nodes: int,
+    levels: int,
+) -> HostTree:
+    """The `nodes` most probable paths from a state, of equals the one that was found first. offers:
+    of a state, with the depth of what follows: minus the log-probability of each token that may
+    follow, the token, and the state after it."""
+    order = count()
+    heap: list[tuple[float, int, int, int, int, State]] = []
+
+    def push_(parent: int, depth: int, above: float, state: State) -> None:
+        for loss, token, after in offers(state, depth):
+            heappush(heap, (above + loss, next(order), parent, depth, token, after))
+
+    if nodes and levels:
+        push_(-1, 1, 0.0, start)
+    best: list[tuple[int, int, int, float]] = []
+    while heap and len(best) < nodes:
+        loss, _, parent, depth, token, state = heappop(heap)
+        best.append((token, parent, depth, -loss))
+        if depth < levels:
+            push_(len(best) - 1, depth + 1, loss, state)
+    return HostTree(*zip(*best, strict=True)) if best else HostTree()
 
 
 @dataclass(slots=True)
@@ -158,23 +188,13 @@ def count_tree(
 ) -> HostTree:
     """The `nodes` most probable continuations of the branch's last tokens under the counts, of
     equals the first; a chain for width 1. No stop token, nor anything after one, is drafted."""
-    if nodes < 1 or levels < 1:
-        return HostTree()
-    heap: list[tuple[float, int, int, int, Gram]] = []  # best first, then by when it was found
-    order = count()
 
-    def offer_(parent: int, depth: int, loss: float, gram: Gram) -> None:
+    def offers(gram: Gram, depth: int) -> Iterator[tuple[float, int, Gram]]:
         match = longest_match(tables, gram)
         for token in match[1].ranked[:width] if match else ():
             if match and token not in stop_ids:
-                total_loss = loss - log(match[1].counts[token] / match[1].total)
-                heappush(heap, (total_loss, next(order), parent, depth, (*gram, token)))
+                loss = -log(match[1].counts[token] / match[1].total)
+                yield loss, token, (*gram, token)
 
-    offer_(-1, 1, 0.0, tuple(context[1 - max(table.order for table in tables) :]))
-    best: list[tuple[int, int, int, float]] = []
-    while heap and len(best) < nodes:
-        loss, _, parent, depth, gram = heappop(heap)
-        best.append((gram[-1], parent, depth, -loss))
-        if depth < levels:
-            offer_(len(best) - 1, depth + 1, loss, gram)
-    return HostTree(*zip(*best, strict=True))
+    start = tuple(context[1 - max(table.order for table in tables) :])
+    return best_tree(start, offers, nodes=nodes, levels=levels)

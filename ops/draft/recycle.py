@@ -6,12 +6,10 @@ it, whether that row was accepted or not. A context is the last two tokens of a 
 one where these two are new. The chance of a candidate is learned from the probability that it
 had. No torch."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
-from heapq import heappop, heappush
-from itertools import count
 
-from .ngram import Gram, HostTree
+from .ngram import Gram, HostTree, best_tree
 from .reliability import STEP, Reliability
 
 CONTEXT = 2
@@ -80,24 +78,11 @@ def recycled_tree(
     """The `nodes` most probable continuations of a context, of equals the first; no stop token, nor
     anything after one, is drafted."""
     losses = [reliability.losses for reliability in table.reliabilities]
-    order = count()
-    # best first: loss, order, parent, depth, token, and the context that it makes
-    heap: list[tuple[float, int, int, int, int, Gram]] = []
 
-    def offer_(parent: int, depth: int, above: float, context: Gram) -> None:
+    def offers(context: Gram, depth: int) -> Iterator[tuple[float, int, Gram]]:
         size, (tokens, buckets) = table.find(context)
         for token, bucket in zip(tokens, buckets, strict=True):
             if token not in stop_ids:
-                loss = above + losses[size - 1][bucket]
-                following = (*context, token)[-CONTEXT:]
-                heappush(heap, (loss, next(order), parent, depth, token, following))
+                yield losses[size - 1][bucket], token, (*context, token)[-CONTEXT:]
 
-    if levels:
-        offer_(-1, 1, 0.0, context)
-    best: list[tuple[int, int, int, float]] = []
-    while heap and len(best) < nodes:
-        loss, _, parent, depth, token, following = heappop(heap)
-        best.append((token, parent, depth, -loss))
-        if depth < levels:
-            offer_(len(best) - 1, depth + 1, loss, following)
-    return HostTree(*zip(*best, strict=True)) if best else HostTree()
+    return best_tree(context, offers, nodes=nodes, levels=levels)

@@ -6,13 +6,11 @@ pair is compared when it is looked up, so matches have any length and the index 
 torch."""
 
 from collections import deque
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
-from heapq import heappop, heappush
-from itertools import count
 from math import log
 
-from .ngram import Gram, HostTree
+from .ngram import Gram, HostTree, best_tree
 
 PAIR = 2  # tokens of the shortest match
 FAR = 24  # tokens of the longest one that is told from longer ones
@@ -125,11 +123,8 @@ def suffix_tree(
     """What followed the matches, as the tree of the `nodes` most probable paths: a token's share of
     its parent's matches, weighted by their lengths, times the chance that one of them is right. No
     stop token, nor anything after one, is drafted."""
-    order = count()
-    # best first: loss, order, parent, depth, token, the matches that pass through it
-    heap: list[tuple[float, int, int, int, int, list[Place]]] = []
 
-    def offer_(parent: int, depth: int, loss: float, through: Sequence[Place]) -> None:
+    def offers(through: Sequence[Place], depth: int) -> Iterator[tuple[float, int, list[Place]]]:
         following: dict[int, list[Place]] = {}
         for place in through:
             ids = texts.texts[place.text]
@@ -138,15 +133,6 @@ def suffix_tree(
         total = sum(place.length for place in through)
         for token, some in following.items():
             chance = texts.chance(some[0].length + depth - 1)
-            share = chance * sum(place.length for place in some) / total
-            heappush(heap, (loss - log(share), next(order), parent, depth, token, some))
+            yield -log(chance * sum(place.length for place in some) / total), token, some
 
-    if levels and matches:
-        offer_(-1, 1, 0.0, matches)
-    best: list[tuple[int, int, int, float]] = []
-    while heap and len(best) < nodes:
-        loss, _, parent, depth, token, through = heappop(heap)
-        best.append((token, parent, depth, -loss))
-        if depth < levels:
-            offer_(len(best) - 1, depth + 1, loss, through)
-    return HostTree(*zip(*best, strict=True)) if best else HostTree()
+    return best_tree([*matches], offers, nodes=nodes, levels=levels)

@@ -16,7 +16,6 @@ from ..yaml.spec import Int
 
 if TYPE_CHECKING:
     from ...ops.draft.gamma import GammaRecord
-    from ...ops.types import Proposal
     from ..request import Branch, Request
     from ..round import RoundResult
 
@@ -58,11 +57,9 @@ class NgramDrafter(Drafter):
         self._fillers: dict[int, list[Sequence[int]]] = {}
         self._open: set[int] = set()
 
-    def propose(self, branches: Sequence[Branch], nodes: int) -> Proposal:
-        from ...ops.draft.proposals import pack
-
+    def tree_(self, branch: Branch, nodes: int) -> HostTree:
         draft = self.lookup_ if self.settings.method == "lookup" else self.count_
-        return pack([draft(branch, nodes) for branch in branches], self.context.layout.device)
+        return draft(branch, nodes)
 
     def lookup_(self, branch: Branch, nodes: int) -> HostTree:
         """Prompt lookup: what followed the last tokens of the branch before."""

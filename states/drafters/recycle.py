@@ -17,7 +17,6 @@ from ..yaml.spec import Int
 
 if TYPE_CHECKING:
     from ...ops.draft.gamma import GammaRecord
-    from ...ops.types import Proposal
     from ..request import Branch, Request
     from ..round import RoundResult
 
@@ -55,12 +54,6 @@ class RecycleDrafter(Drafter):
     def table_(self, request: Request) -> RecycleTable:
         most = self.settings.most_contexts
         return remembered_(self.tables, request.cache_salt, partial(RecycleTable, most))
-
-    def propose(self, branches: Sequence[Branch], nodes: int) -> Proposal:
-        from ...ops.draft.proposals import pack
-
-        device = self.context.layout.device
-        return pack([self.tree_(branch, nodes) for branch in branches], device)
 
     def tree_(self, branch: Branch, nodes: int) -> HostTree:
         request = branch.request

@@ -16,7 +16,6 @@ from ..yaml.spec import Int
 
 if TYPE_CHECKING:
     from ...ops.draft.gamma import GammaRecord
-    from ...ops.types import Proposal
     from ..request import Branch, Request
     from ..round import RoundResult
 
@@ -50,12 +49,6 @@ class SuffixDrafter(Drafter):
     def texts_(self, request: Request) -> SuffixTexts:
         most = self.settings.most_tokens
         return remembered_(self.texts, request.cache_salt, partial(SuffixTexts, most))
-
-    def propose(self, branches: Sequence[Branch], nodes: int) -> Proposal:
-        from ...ops.draft.proposals import pack
-
-        device = self.context.layout.device
-        return pack([self.tree_(branch, nodes) for branch in branches], device)
 
     def tree_(self, branch: Branch, nodes: int) -> HostTree:
         request = branch.request

@@ -67,7 +67,7 @@ def test_a_drafter_is_one_file_and_a_graph(layout: str, write: Write) -> None:
 def test_a_drafter_without_grow_is_an_error_and_not_plain_decoding(write: Write) -> None:
     folder = write({"own_mute": DRAFTER[: DRAFTER.index("    def grow")].replace("echo", "mute")})
     install(folder, "specsot.drafters", "own_mute:EchoDrafter", point="mute")
-    with pytest.raises(NotImplementedError, match="EchoDrafter has no method `propose`"):
+    with pytest.raises(NotImplementedError, match="EchoDrafter has no method `tree_`"):
         decoded("bim_plain", "drafter.kind=mute")
 
 
