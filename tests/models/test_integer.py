@@ -219,6 +219,7 @@ import os, signal
 from time import sleep
 import torch
 from specsot.models.packed import Memory, PackedWeight
+signal.alarm(100)  # threads that do not wake
 os.sched_setaffinity(0, [min(os.sched_getaffinity(0))])
 torch.set_num_threads(3)
 weight = PackedWeight(torch.randn(256, 512), 32, Memory())
@@ -226,7 +227,6 @@ x_NI = torch.randn(5, 512)
 expected_NO = weight.product(x_NI)
 for _ in range(300):
     assert torch.equal(weight.product(x_NI), expected_NO)
-signal.alarm(60)
 while weight._team._cells_T8[-1, 1] < 2:  # all others sleep
     sleep(0.001)
 assert torch.equal(weight.product(x_NI), expected_NO)  # and wake
