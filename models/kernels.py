@@ -345,8 +345,9 @@ def run_layers(call, team, kv_LtgSd):
 
 @cache
 def team_functions() -> Any:
-    """How the calling thread of a team starts a function, of three addresses: the function, its
-    arguments, the thread's cells; and what the other threads do for ever, of the cells."""
+    """`start` runs a function in all threads of a team; its arguments are the addresses of the
+    function, of its arguments and of the calling thread's cells. `serve` is the loop of every other
+    thread; its argument is the address of the thread's cells."""
 
     def start(function, arguments, cells):
         team = carray(pointer(cells, types.int64), (TEAM_FIELDS,))

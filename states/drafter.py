@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from .sampling import Samplers
 
 
-SALTS = 8
+SALTS = 8  # cache salts of whose requests a drafter keeps something
 T = TypeVar("T")
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from .ngram import Gram, HostTree, best_tree
 from .reliability import STEP, Reliability
 
-CONTEXT = 2
+CONTEXT = 2  # tokens of the longest context
 READ = 1  # the bucket of a token that follows in a text that the target did not write
 
 Known = tuple[tuple[int, ...], tuple[int, ...]]

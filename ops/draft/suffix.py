@@ -13,7 +13,7 @@ from math import log
 from .ngram import Gram, HostTree, best_tree
 
 PAIR = 2  # tokens of the shortest match
-FAR = 24  # tokens of the longest one that is told from longer ones
+FAR = 24  # tokens that are compared at most
 PRIOR = 4.0  # imagined trials of every length
 
 

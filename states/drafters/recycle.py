@@ -49,7 +49,7 @@ class RecycleDrafter(Drafter):
         self.tables: dict[str, RecycleTable] = {}
         self._roots: dict[int, Gram] = {}  # the context of each branch in this round
         self.memory = (*self.memory, self._roots)
-        self._read: set[int] = set()  # prefixes and branches whose prompts the table has
+        self._read: set[int] = set()  # prefixes whose text the table has
 
     def table_(self, request: Request) -> RecycleTable:
         most = self.settings.most_contexts
