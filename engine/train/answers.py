@@ -96,7 +96,9 @@ class Answering:
         branches = request.branches
         if self.outlines:
             if request.root is not None:
-                samples.append(Written("outline", request.prefix.ids, [self._pieces(request.root)]))
+                _, outline = self._pieces(request.root)
+                pieces = [(request.tail.ids, False), outline]
+                samples.append(Written("outline", request.prefix.ids, [pieces]))
             if parts := [self._pieces(branch) for branch in branches if branch.tokens]:
                 samples.append(Written("parts", request.context, parts))
         elif branches[0].finish is not Finish.REFUSED and len(branches[0].prompt) < self.length:

@@ -1,8 +1,11 @@
 """Packed training rows: several samples per row, each seeing only itself."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, fields
+from functools import cached_property
+from itertools import repeat
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
@@ -27,15 +30,24 @@ class Tokens:
 Source = Callable[[int], Tokens]  # endless: the sample of a number, always the same
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True)
 class TrainingBatch:
-    """Packed samples: [rows, length] each; mask [rows, 1, length, length]: a query sees a key."""
+    """Packed samples, [rows, length] each; samples: their numbers in a row, -1 for padding."""
 
     ids: Tensor
     positions: Tensor
     labels: Tensor
     weights: Tensor
-    mask: Tensor
+    samples: Tensor
+    segments: Tensor
+
+    @cached_property
+    def mask(self) -> Tensor:
+        """bool [rows, 1, length, length]: a query sees a key."""
+        same = self.samples[:, :, None] == self.samples[:, None, :]
+        trunk = self.segments[:, None, :] == 0
+        related = (self.segments[:, :, None] == self.segments[:, None, :]) | trunk
+        return (same & related).tril()[:, None]
 
     def written(self) -> Tensor:
         """float [rows, length], 1 where the token itself is one that the model has to write."""
@@ -51,25 +63,24 @@ def trimmed(tokens: Tokens, length: int) -> Tokens:
 
 
 def pack(rows: list[list[Tokens]], length: int) -> TrainingBatch:
-    shape = (len(rows), length)
-    ids, positions = (torch.zeros(shape, dtype=torch.long) for _ in range(2))
-    samples, segments = (torch.full(shape, -1, dtype=torch.long) for _ in range(2))
-    weights = torch.zeros(shape)
-    for r, row in enumerate(rows):
-        start = 0
-        for number, tokens in enumerate(row):
-            span = slice(start, start + len(tokens.ids))
-            ids[r, span] = torch.tensor(tokens.ids)
-            positions[r, span] = torch.tensor(tokens.positions)
-            segments[r, span] = torch.tensor(tokens.segments)
-            weights[r, span] = torch.tensor(tokens.weights)
-            samples[r, span] = number
-            start = span.stop
+    def filled(of: Callable[[int, Tokens], Iterable[float]], empty: float, kind: type) -> Tensor:
+        table = np.full((len(rows), length), empty, kind)
+        for r, row in enumerate(rows):
+            values = [value for number, tokens in enumerate(row) for value in of(number, tokens)]
+            table[r, : len(values)] = values
+        return torch.from_numpy(table)
+
+    ids = filled(lambda _, tokens: tokens.ids, 0, np.int64)
+    weights = filled(lambda _, tokens: tokens.weights, 0.0, np.float32)
     labels, next_weights = (pad(x[:, 1:], (0, 1)) for x in (ids, weights))
-    same = samples[:, :, None] == samples[:, None, :]
-    related = (segments[:, :, None] == segments[:, None, :]) | (segments[:, None, :] == 0)
-    mask = (same & related).tril()[:, None]
-    return TrainingBatch(ids, positions, labels, next_weights, mask=mask)
+    return TrainingBatch(
+        ids,
+        positions=filled(lambda _, tokens: tokens.positions, 0, np.int64),
+        labels=labels,
+        weights=next_weights,
+        samples=filled(lambda number, tokens: repeat(number, len(tokens.ids)), -1, np.int64),
+        segments=filled(lambda _, tokens: tokens.segments, -1, np.int64),
+    )
 
 
 @dataclass(slots=True)

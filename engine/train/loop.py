@@ -213,25 +213,26 @@ def train_drafter(kind: type[Trainer], settings: DrafterTraining, source: Datase
         os.truncate(log_file, sum(map(len, lines[: progress.step])))
     packer = Packer(dataset.source, settings.batch_tokens, settings.length, progress.index)
     batches = packer.batches()
+    batch = next(batches)
     saved = measured = progress.seconds
     standing = ""
     with training_log(log_file, trainer.name) as report:
         while progress.done(settings) < 1.0:
-            batch = next(batches)
             start = time.monotonic()
             batch = batch.to(torch.device(settings.device))
             loss, figures = trainer.loss(batch, step_generator(settings.seed, progress.step))
             loss.backward()  # type: ignore[no-untyped-call]
             torch.nn.utils.clip_grad_norm_(trainer.model.parameters(), 1.0)
             trainer.optimizer.step(progress.done(settings))
+            progress.tokens += batch.ids.numel()
+            progress.index = packer.index
+            batch = next(batches)  # while a GPU computes
             values = {name: value.item() for name, value in {"loss": loss, **figures}.items()}
             progress.step += 1
             if not math.isfinite(values["loss"]):
                 what = f"the loss of step {progress.step} is not finite"
                 raise UsageError(f"{what}: try a lower --lr")
-            progress.tokens += batch.ids.numel()
             progress.seconds += time.monotonic() - start
-            progress.index = packer.index
             done = progress.done(settings)
             measure_due = progress.seconds - measured > 60.0 * settings.measure_minutes
             if dataset.held_out and (done >= 1.0 or measure_due):

@@ -107,8 +107,12 @@ def attend(q_Nhd: Tensor, keys: Parts, values: Parts, mask_BQK: Tensor) -> Tenso
         sequences = [torch.unflatten(part, 0, (len(mask_BQK), -1)) for part in parts]
         return torch.cat(sequences, 1).transpose(1, 2)
 
+    q_BhQd, k_BhKd, v_BhKd = (by_head(parts) for parts in ([q_Nhd], keys, values))
+    if q_Nhd.is_cuda:  # its fast kernels with masks need as many keys as queries
+        groups = q_BhQd.shape[1] // k_BhKd.shape[1]
+        k_BhKd, v_BhKd = (x.repeat_interleave(groups, 1) for x in (k_BhKd, v_BhKd))
     out_BhQd = F.scaled_dot_product_attention(
-        by_head([q_Nhd]), by_head(keys), by_head(values), mask_BQK[:, None], enable_gqa=True
+        q_BhQd, k_BhKd, v_BhKd, mask_BQK[:, None], enable_gqa=True
     )
     return out_BhQd.transpose(1, 2).flatten(2).flatten(0, 1)
 

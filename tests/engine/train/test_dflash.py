@@ -45,10 +45,10 @@ def drafter() -> DFlashDraftModel:
 def texts(ids_BS: Tensor, written_BS: Tensor) -> TrainingBatch:
     """One text a row."""
     rows, length = ids_BS.shape
-    mask = torch.ones(length, length, dtype=torch.bool).tril().expand(rows, 1, -1, -1)
+    same = torch.zeros(rows, length)
     positions = torch.arange(length).expand(rows, -1)
     labels, weights = ids_BS.roll(-1, 1), written_BS.roll(-1, 1)
-    return TrainingBatch(ids_BS, positions, labels, weights, mask)
+    return TrainingBatch(ids_BS, positions, labels, weights, samples=same, segments=same)
 
 
 def varied(drafter: DFlashDraftModel, reaches: tuple[Reach, ...]) -> DFlashDraftModel:

@@ -345,13 +345,13 @@ def test_losses_accuracies_and_gradients_of_eagle3(tmp_path: Path, monkeypatch: 
     course = Eagle3Trainer(config, golden_teacher(folder, tmp_path), torch.arange(size))
     course.model = model
     rows, length = step["input_ids"].shape
-    visible_BSS = torch.ones(length, length).tril().bool() & step["attention_mask"].bool()[:, None]
     batch = TrainingBatch(
         ids=step["input_ids"],
         labels=step["input_ids_shifted"].long(),
         positions=torch.arange(length).expand(rows, -1),
         weights=step["loss_mask"],
-        mask=visible_BSS[:, None],
+        samples=step["attention_mask"].long() - 1,
+        segments=torch.zeros(rows, length),
     )
     inputs = EagleInputs(
         batch=batch,

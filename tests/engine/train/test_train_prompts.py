@@ -14,7 +14,10 @@ from typer.testing import CliRunner
 
 from specsot.engine.cli.train import train
 from specsot.engine.errors import UsageError
+from specsot.engine.prepare.inputs import Prompt
+from specsot.engine.prepare.job import prepare
 from specsot.engine.prepare.options import RunOptions
+from specsot.engine.run.session import load
 from specsot.engine.train import dataset
 from specsot.engine.train.answers import answer_file
 from specsot.engine.train.data import GOLD, Tokens, pack
@@ -222,13 +225,27 @@ def test_outlines_and_parts_are_trained_on_as_they_were_seen(
     assert (outline.kind, parts.kind) == ("outline", "parts") and len(parts.branches) > 2
     tokens = parts.tokens()
     assert tokens.positions[: len(parts.trunk)] == list(range(len(parts.trunk)))
-    batch = pack([[tokens]], len(tokens.ids))
-    best_S = teacher.read(batch, best=True, exact=True).best_BS[0]
-    counted_S = batch.weights[0] >= GOLD
-    first_S = torch.tensor(tokens.segments) != torch.tensor([*tokens.segments[1:], -1])
-    assert counted_S.sum() > 40 and not (counted_S & first_S).any()
-    right_S = best_S == batch.labels[0]
-    assert right_S[counted_S].all(), "every token is the target's own, at its place"
+    for sample, least in ((outline, 4), (parts, 40)):
+        tokens = sample.tokens()
+        batch = pack([[tokens]], len(tokens.ids))
+        best_S = teacher.read(batch, best=True, exact=True).best_BS[0]
+        counted_S = batch.weights[0] >= GOLD
+        first_S = torch.tensor(tokens.segments) != torch.tensor([*tokens.segments[1:], -1])
+        assert counted_S.sum() > least and not (counted_S & first_S & (batch.samples[0] > 0)).any()
+        right_S = best_S == batch.labels[0]
+        assert right_S[counted_S].all(), "every token is the target's own, at its place"
+
+
+def test_an_outline_is_trained_on_behind_its_whole_prompt(tmp_path: Path) -> None:
+    """Its parts share less than it was written behind."""
+    file, out = lines(tmp_path, {"prompt": "Plan a weekend camping trip."}), tmp_path / "a.jsonl"
+    sets = ("skeleton.share=prompt", "skeleton.template=list")
+    options = replace(asked("bim_plain"), sets=sets)
+    answer_file(options, file, out, 8, 768)
+    ((outline, parts),) = dataset.read_lines(out)
+    request = load(prepare(options)).request(Prompt("0", "Plan a weekend camping trip."))
+    assert (outline.kind, parts.kind) == ("outline", "parts")
+    assert [*outline.trunk, *outline.branches[0][0][0]] == [*request.prefix.ids, *request.tail.ids]
 
 
 def test_a_held_out_line_is_drafted_branch_by_branch(tmp_path: Path, teacher: Teacher) -> None:
