@@ -25,10 +25,11 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import AutoTokenizer
 
-STARTS = """What|How|Why|Who|When|Where|Which|Is|Are|Can you|Could you|Do|Does|Should|Would|If|Imagine|
-Explain|Describe|Compare|Write|Write a|Create|Compose|Draft|Design|List|Give|Tell me|Discuss|Analyze|
-Summarize|Suggest|Recommend|Plan|Help me|I want to|I need|I'm|My|Solve|Calculate|Implement|
-Write a Python function|Develop|Pretend|Act as|As a|In|What are|How can I|How do|What if|What is"""
+STARTS = """What|How|Why|Who|When|Where|Which|Is|Are|Can you|Could you|Do|Does|Should|Would|If|
+Imagine|Explain|Describe|Compare|Write|Write a|Create|Compose|Draft|Design|List|Give|Tell me|
+Discuss|Analyze|Summarize|Suggest|Recommend|Plan|Help me|I want to|I need|I'm|My|Solve|Calculate|
+Implement|Write a Python function|Develop|Pretend|Act as|As a|In|What are|How can I|How do|What if|
+What is"""
 TEMPLATE = Path(__file__).parents[2] / "states" / "text" / "templates" / "list.yaml"
 CHECK_EVERY = 16  # steps between looks at which rows have ended
 
