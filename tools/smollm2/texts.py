@@ -189,8 +189,9 @@ def before_loop(ids: Sequence[int], size: int = 8) -> Sequence[int]:
 class Writer:
     """Questions, their answers, outlines and parts, as lines of `specsot train answers`."""
 
-    def __init__(self, decoder: LockstepDecoder, folder: Path, seed: int) -> None:
+    def __init__(self, decoder: LockstepDecoder, folder: Path, seed: int, examples: int) -> None:
         self.decoder = decoder
+        self.examples = examples
         self.random = Random(seed)
         self.tokenizer: Any = AutoTokenizer.from_pretrained(folder)
         self.template = yaml.safe_load(TEMPLATE.read_text(encoding="utf-8"))
@@ -245,7 +246,7 @@ class Writer:
         outlines: list[Text] = []
         for number, question in enumerate(questions):
             turns: list[tuple[str, str]] = []
-            for example in self.template["examples"] if number % 4 == 0 else []:
+            for example in self.template["examples"] if number % self.examples == 0 else []:
                 titles = example["titles"]
                 turns.append(("user", self._slots("skeleton", example["question"])))
                 turns.append(("assistant", "\n".join(f"{i}. {t}" for i, t in enumerate(titles, 1))))
@@ -306,10 +307,12 @@ def main() -> None:
     parser.add_argument("--outlined", type=int, default=8000)
     parser.add_argument("--rows", type=int, default=3072)
     parser.add_argument("--device", default="cuda")
+    parser.add_argument("--examples", type=int, default=1, help="one outline in N has examples")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--without", type=Path, action="append", default=[])
     args = parser.parse_args()
     torch.manual_seed(args.seed)
+    torch.backends.cuda.enable_cudnn_sdp(False)  # it makes a plan for every shape
     without = {
         str(text).casefold()
         for file in args.without
@@ -317,7 +320,7 @@ def main() -> None:
         for text in json.loads(line).get("turns", [json.loads(line).get("prompt")])
     }
     decoder = LockstepDecoder(args.model, args.device, rows=args.rows, length=720)
-    writer = Writer(decoder, args.model, args.seed)
+    writer = Writer(decoder, args.model, args.seed, args.examples)
     questions = writer.questions(args.questions, without)
     print(f"{len(questions)} different questions", flush=True)
     lines = [*writer.answers(questions), *writer.outlined(questions[: args.outlined])]
