@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from specsot.engine.bench.experiment import Experiment
-from specsot.engine.bench.render import draw_all, markdown, measured_words
+from specsot.engine.bench.render import draw_all, markdown, measured_words, tables_of
 from specsot.engine.bench.sides import letters
+from specsot.engine.shell import markdown_table
 
 DOCS = Path(__file__).parents[2] / "docs"
 KEPT, PAGE = DOCS / "benchmarks", DOCS / "benchmarks.md"
@@ -70,6 +71,8 @@ def _section(result: dict[str, Any]) -> Iterator[str]:
     yield from (f"- {one.source}: {one.says}" for one in experiment.reported)
     yield f"\nMeasured with `{_command(result)}`:\n"
     yield markdown(experiment, rows)
+    for title, (heads, *cells) in tables_of(experiment, result) if experiment.set_of else ():
+        yield "\n".join((f"{title[0].upper()}{title[1:]}:\n", *markdown_table(heads, cells), ""))
     yield from _against(experiment, rows)
     yield from (f"- {line}" for line in measured_words(result))
     yield ""
