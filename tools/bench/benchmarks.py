@@ -23,8 +23,9 @@ KEPT, PAGE = DOCS / "benchmarks", DOCS / "benchmarks.md"
 LEFT_OUT = "--out"  # of a command: where its files went
 HEAD = """# Benchmarks
 
-Every experiment that ships, as `specsot bench` measured it ([how](cli.md#specsot-bench), [what the
-figures are](metrics.md)). This page is written from the results in `docs/benchmarks/`:
+Every experiment that ships, and question sets, as `specsot bench` measured them
+([how](cli.md#specsot-bench), [what the figures are](metrics.md)). This page is written from the
+results in `docs/benchmarks/`:
 
 <!-- not run: checkout -->
 ```sh
@@ -76,7 +77,8 @@ def _section(result: dict[str, Any]) -> Iterator[str]:
     yield from _against(experiment, rows)
     yield from (f"- {line}" for line in measured_words(result))
     yield ""
-    for plot in draw_all(experiment, rows, KEPT) if rows else ():
+    drawn = rows and not experiment.set_of
+    for plot in draw_all(experiment, rows, KEPT) if drawn else ():
         if plot.suffix == ".svg":
             yield f"![{plot.stem}](benchmarks/{plot.name})\n"
         else:
