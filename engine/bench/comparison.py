@@ -158,7 +158,6 @@ def _setup(sides: Sequence[Side], prepared: Prepared) -> dict[str, Any]:
         "machine": machine(),
         "repeats": prepared.experiment.repeats,
         "probe": prepared.experiment.probe,
-        "set_of": prepared.experiment.set_of,
     }
 
 

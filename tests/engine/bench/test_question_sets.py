@@ -254,6 +254,8 @@ def test_plain_answers_have_no_parts() -> None:
     plain = answer_of(("", "one two three four one two three four"), outline=False)
     assert scores_of(plain) == {"repetition": pytest.approx(1 / 5)}
     assert scores_of(answer_of(("", ""), outline=False)) == {}
+    several = answer_of(("1", "one two three four"), ("2", "one two three four"), outline=False)
+    assert scores_of(several) == {"repetition": 0}  # answers, not parts
     direct = answer_of(("", "one two three four five"))  # an outline that asks for one answer
     assert scores_of(direct) == {"repetition": 0}
 
@@ -304,7 +306,7 @@ def test_a_set_is_measured_as_in_the_papers(quick: RunOptions, capsys: Output) -
         assert "DFlash (arXiv 2602.06036), table 1" in text and "ms to last token" in text
         assert "answers, without a judge:" in text
     assert "q.jsonl: only the first turn of each question is asked" in err
-    # Another set's round is not this one's.
+    # The questions of another set are others.
     again = replace(asked, set_of="spec-bench")
     assert bench_command(again, options) == Code.USAGE
     assert "holds a comparison with other" in capsys.readouterr().err
@@ -326,6 +328,18 @@ def test_known_answers_are_scored(
     assert plain["figures"][figure][0] == 0 and list(plain["categories"]) == [SETS[name].title]
     assert told["figures"][figure][0] == pytest.approx(share, abs=1e-5)
     assert told["categories"][SETS[name].title][figure] == told["figures"][figure][0]
+
+
+def test_a_file_of_an_experiment_names_a_set(quick: RunOptions, capsys: Output) -> None:
+    written(LINES["gsm8k"], "sums.jsonl")
+    keys = "sides: [autoregressive]\nset_of: gsm8k\nprompts: sums.jsonl\nfigures: [tokens]\n"
+    Path("mine.yaml").write_text(f"name: mine\ndoc: Mine.\n{keys}")
+    asked = BenchOptions(("mine.yaml",), repeats=1, count=1)
+    assert bench_command(asked, replace(quick, prompts=None, as_json=True)) == Code.OK
+    result = json.loads(capsys.readouterr().out)
+    figures = result["rows"]["autoregressive"]["categories"]["GSM8K"]
+    assert figures.keys() >= {"tokens", "speedup_decode", "tau_step", "correct"}
+    assert result["rounds"] == 1 and result["published"]
 
 
 def test_a_set_needs_its_file(quick: RunOptions, capsys: Output) -> None:
