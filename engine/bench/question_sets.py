@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import yaml
-from pydantic import Field, ValidationError
+from pydantic import AfterValidator, Field, ValidationError
+from pydantic_core import PydanticCustomError
 
 from ...states.yaml.spec import Int, Spec, Text
 from ..errors import UsageError
@@ -22,7 +23,7 @@ from ..prepare.options import SetName
 HUB = ("hf:", "datasets")  # the parts of hf://datasets/OWNER/NAME/FILE before the owner's
 ALL = ""  # the category of a set without categories
 NUMBER = re.compile(r"(?<![\d.])-?(?:\d[\d,]*(?:\.\d+)?|\.\d+)")
-SOLUTION = r"####\s*-?\$?\d[\d,]*(\.\d+)?\s*$"
+SOLUTION = re.compile(r"####\s*-?\$?\d[\d,]*(\.\d+)?\s*$")
 FENCED = re.compile(r"```[^\n]*\n(.*?)(?:```|\Z)", re.DOTALL)
 PUBLISHED = SHIPPED / "published" / "tables.yaml"
 
@@ -44,11 +45,17 @@ class TurnsQuestion(Question):
     reference: Any = None
 
 
+def _solution(text: str) -> str:
+    if not SOLUTION.search(text):
+        raise PydanticCustomError("solution", "must end with `#### NUMBER`")
+    return text
+
+
 class NumberQuestion(Question):
     """Of GSM8K; the solution ends with `#### NUMBER`."""
 
     question: Text
-    answer: Annotated[str, Field(pattern=SOLUTION)]
+    answer: Annotated[str, AfterValidator(_solution)]
 
     def scores(self, answer: str) -> dict[str, float]:
         return {"correct": float(last_number(answer) == last_number(self.answer))}
@@ -170,7 +177,8 @@ def _local(file: Path) -> Path:
 
         return Path(hf_hub_download("/".join(owner), "/".join(name), repo_type="dataset"))
     except Exception as error:  # the Hub client raises a dozen unrelated kinds
-        raise UsageError(f"{file}: {error}".splitlines()[0]) from None
+        place = "/".join(("hf:/", *file.parts[1:]))
+        raise UsageError(f"{place}: {error}".splitlines()[0]) from None
 
 
 def published_rows(name: str | None, sampled: bool) -> Iterator[dict[str, Any]]:

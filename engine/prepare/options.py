@@ -8,7 +8,7 @@ from functools import partial
 from hashlib import sha256
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import AfterValidator, BeforeValidator, Field
 from pydantic_core import PydanticCustomError
@@ -194,7 +194,7 @@ AGAINST = "Sides that do not vary: graphs, hf, hf-assisted, hf-lookup. Ratios ar
 VALUES = "Values of a setting; may be repeated."
 AXIS = "PATH=VALUE,..."
 SetName = Literal["mt-bench", "spec-bench", "vicuna", "gsm8k", "humaneval"]
-SET_OF = "--prompts is the published file of this set: tables as in the papers."
+SET_OF = f"--prompts is the file of {', '.join(get_args(SetName))}: tables as in the papers."
 TUNE = (
     "Instead: find the fastest tree sizes, draft lengths or blocks of GRAPH here, and"
     " print a profile (profile.yaml in --out)."

@@ -124,7 +124,11 @@ def test_columns_are_those_of_the_papers_and_a_count_is_of_each() -> None:
             "not a line of MT-bench: category: 'rag' is none of writing, roleplay",
         ),
         ("vicuna", {"answer": "#### 5"}, "not a line of Vicuna-bench: answer: Extra inputs"),
-        ("gsm8k", {"answer": "It is 6."}, "not a line of GSM8K: answer: "),
+        (
+            "gsm8k",
+            {"answer": "It is 6."},
+            "not a line of GSM8K: answer: must end with `#### NUMBER`",
+        ),
         ("humaneval", {"entry_point": None}, "not a line of HumanEval: entry_point: "),
         ("humaneval", {"task_id": "HumanEval/0"}, "id 'HumanEval/0' is that of line 1 too"),
     ],
@@ -162,7 +166,7 @@ def test_a_file_of_the_hub_is_read_from_its_cache(tmp_path: Path, monkeypatch: P
     written(LINES["vicuna"]).rename(folder / "q.jsonl")
     prompts, _ = read_questions("vicuna", Path("hf://datasets/someone/questions/data/q.jsonl"))
     assert [one.key for one in prompts.items] == ["1", "11", "31"]
-    with pytest.raises(UsageError, match=r"^hf:/datasets/someone/questions/other.jsonl: "):
+    with pytest.raises(UsageError, match=r"^hf://datasets/someone/questions/other.jsonl: "):
         read_questions("vicuna", Path("hf://datasets/someone/questions/other.jsonl"))
 
 
