@@ -22,7 +22,7 @@ from ..prepare.options import SetName
 
 HUB = ("hf:", "datasets")  # the parts of hf://datasets/OWNER/NAME/FILE before the owner's
 ALL = ""  # the category of a set without categories
-NUMBER = re.compile(r"(?<![\d.])-?(?:\d[\d,]*(?:\.\d+)?|\.\d+)")
+NUMBER = re.compile(r"(?<!\d)-?(?:\d[\d,]*(?:\.\d+)?|(?<!\.)\.\d+)")
 SOLUTION = re.compile(r"####\s*-?\$?\d[\d,]*(\.\d+)?\s*$")
 FENCED = re.compile(r"```[^\n]*\n(.*?)(?:```|\Z)", re.DOTALL)
 PUBLISHED = SHIPPED / "published" / "tables.yaml"

@@ -181,6 +181,7 @@ def test_a_file_of_the_hub_is_read_from_its_cache(tmp_path: Path, monkeypatch: P
         ("5-3", 3),
         ("It falls to -4 degrees", -4),
         ("only .5 of it", 0.5),
+        ("So it is...5", 5),
         ("1, 2, 3,", 3),
         ("none at all", None),
     ],
