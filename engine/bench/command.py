@@ -114,12 +114,12 @@ def _report(
     if files is not None and rows:
         facts = [*measured, f"command: `{result['setup']['command']}`"]
         files.write_text("table.csv", render.csv_of(rows))
-        files.write_text("table.md", render.page(experiment, rows, notes, facts))
+        files.write_text("table.md", render.page(experiment, result, notes, facts))
         if bench_options.plot:
             render.draw_all(experiment, rows, files.path)
     text = json_text(result)
     if not options.as_json:
-        text = render.console(experiment, rows, [*notes, *measured])
+        text = render.console(experiment, result, [*notes, *measured])
     faults = [] if files is None else files.faults
     delivered = deliver(text, str(files.path) if files and not faults else "")
     for line in result["problems"][:MOST_SHOWN]:
@@ -207,8 +207,9 @@ AT_FIRST = {"eagle3": {"draft_depth": 5, "top_k": 4}, "eagle2": {"draft_depth": 
 
 def tune_command(bench_options: BenchOptions, options: RunOptions) -> int:
     """One setting after another: its values answer the same prompts in turn; the fastest stays."""
-    if len(bench_options.refs) != 1 or bench_options.vary or bench_options.against:
-        raise UsageError("--tune takes one graph, and neither --vary nor --against")
+    given = (bench_options.vary, bench_options.against, bench_options.set_of)
+    if len(bench_options.refs) != 1 or any(given):
+        raise UsageError("--tune takes one graph, and none of --vary, --against, --set-of")
     experiment, source = experiments.experiment_of(bench_options)
     (job,) = experiments.prepare_experiment(experiment, options, source).jobs
     kind = job.program.graph.drafter.kind

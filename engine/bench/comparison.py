@@ -8,7 +8,7 @@ import shlex
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from hashlib import sha256
 from statistics import mean, median
 from typing import Any
@@ -27,10 +27,12 @@ from ..record.run_folder import RunFolder
 from ..run.core import STATUS_CODES, Status, StopSignal, drive
 from ..run.scoring import probe_blends
 from ..run.session import recorded
-from ..run.writer import made_with
+from ..run.writer import answers_of, made_with
 from ..shell import complain, working
-from .experiment import DRAWS, FIGURES, LEVEL, Estimate, Prepared, references_of
+from .experiment import DRAWS, FIGURES, LEVEL, OF_SETS, Estimate, Prepared, references_of
 from .peers import with_peers
+from .quality import scores_of
+from .question_sets import Question, published_rows
 from .sides import (
     ComparedPrompt,
     GraphPair,
@@ -94,7 +96,8 @@ def compare_jobs(prepared: Prepared, files: RunFolder | None = None) -> Comparis
         with StopSignal() as halt:
             warm_up(sides, list(pending.values()), halt)
             answers = answer_all(sides, pending, halt, show)
-            for number, answer in zip(pending, answers, strict=False):
+            for number, answered in zip(pending, answers, strict=False):
+                answer = _scored(answered, sides, prepared.questions)
                 for pair in pairs:
                     if not pair.why_not:
                         answer.results[pair.other.letter] = compare_branches(pair, answer)
@@ -104,6 +107,18 @@ def compare_jobs(prepared: Prepared, files: RunFolder | None = None) -> Comparis
                     files.write_json(ROUND.format(number + 1), plain)
         done = [rounds[number] for number in sorted(rounds)]
         return Comparison(halt.status or Status.OK, sides, pairs, done, setup=setup)
+
+
+def _scored(
+    answered: ComparedPrompt, sides: Sequence[Side], questions: Mapping[str, Question]
+) -> ComparedPrompt:
+    question = questions.get(answered.prompt.key)
+    runs = {}
+    for side in sides:
+        run = answered.runs[side.letter]
+        (answer,) = answers_of([run.request], side.session.prompts)
+        runs[side.letter] = replace(run, scores=scores_of(answer, question))
+    return replace(answered, runs=runs)
 
 
 def _setup(sides: Sequence[Side], prepared: Prepared) -> dict[str, Any]:
@@ -198,6 +213,9 @@ def document_of(comparison: Comparison, prepared: Prepared) -> dict[str, Any]:
     keys = [one.prompt.key for one in rounds]
     prompts = [keys.index(key) for key in keys]
     rows: dict[str, dict[str, Any]] = {}
+    set_of = prepared.experiment.set_of
+    shown = dict.fromkeys((*prepared.experiment.figures, *(OF_SETS if set_of else ())))
+    sampled = any(side.job.program.graph.sampling.temperature for side in comparison.sides)
     sides = zip(prepared.entries, comparison.sides, references, strict=True)
     for entry, side, at in sides if rounds else ():
         reference = comparison.sides[at]
@@ -219,7 +237,7 @@ def document_of(comparison: Comparison, prepared: Prepared) -> dict[str, Any]:
                 name: [None if n is None else float(f"{n:.6g}") for n in figure]
                 for name, figure in figures.items()
             },
-            "categories": _by_category(prepared.experiment.figures, rounds, mine, theirs),
+            "categories": _by_category(shown, rounds, mine, theirs),
             "acceptance_by_depth": acceptance_by_depth(meter.lengths),
             "ms_per_visit": {
                 name: round(state["milliseconds_per_visit"], 4)
@@ -242,6 +260,7 @@ def document_of(comparison: Comparison, prepared: Prepared) -> dict[str, Any]:
             "disturbed": bool(shares) and disturbance(median(shares)) is not None,
         },
         "rows": rows,
+        "published": [*published_rows(set_of, sampled)],
         "equality": equality,
         "problems": problems,
         "differences": failures,

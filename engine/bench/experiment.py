@@ -21,7 +21,8 @@ from ..errors import LacksDrafterError, UsageError
 from ..prepare.files import FOLDER, SHIPPED, graph_names, is_graph, read_source
 from ..prepare.inputs import Prompts, read_file
 from ..prepare.job import Job, prepare
-from ..prepare.options import BenchOptions, ExperimentOptions, RunOptions
+from ..prepare.options import BenchOptions, ExperimentOptions, RunOptions, SetName
+from .question_sets import SETS, Question, read_questions
 
 if TYPE_CHECKING:
     from .sides import SideRun
@@ -50,6 +51,9 @@ MOST_ROWS = 256
 BY_PROMPT = "speedup_by_prompt"
 # Figures that `specsot compare` and `sweep` show.
 COMPARED = (BY_PROMPT, "tau_step", "tokens", "target_forwards", "ms_per_round", "kv_held_mb")
+# Those of a question set; QUALITY has a table of its own.
+OF_SETS = ("speedup_decode", "tau_step", "speedup_ttlt", "ms_to_last_token", "correct", "parsable")
+QUALITY = ("tokens", "length_ratio", "repetition", "coverage", "part_similarity")
 
 Place = tuple[str | int, ...]
 
@@ -91,7 +95,8 @@ class Experiment(Spec):
     set: Mapping[Text, Any] = Field(default_factory=dict, description="settings of all graphs")
     options: ExperimentOptions = ExperimentOptions()
     prompts: Text = Field("ten", description="ten, hard, documents, or a file in the same folder")
-    count: Count | None = Field(None, description="only the first N prompts")
+    set_of: SetName | None = Field(None, description="whose published file the prompts are")
+    count: Count | None = Field(None, description="only the first N prompts, of a set's each task")
     repeats: Annotated[Int, Field(ge=1, le=1000)] = Field(3, description="of every prompt")
     figures: tuple[Text, ...] = Field(DEFAULT, description="those that tables show")
     plots: tuple[Plot, ...] = ()
@@ -231,10 +236,11 @@ def experiment_of_sides(name: str, sides: Sequence[str], **values: Any) -> Exper
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A checked experiment; notes: for the user."""
+    """A checked experiment; questions: of a set, by the prompts' keys; notes: for the user."""
 
     experiment: Experiment
     prompts: Prompts
+    questions: Mapping[str, Question] = field(default_factory=dict)
     entries: list[Entry] = field(default_factory=list)
     jobs: list[Job] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
@@ -248,9 +254,17 @@ def prepare_experiment(
     defaults = experiment.options.model_dump()
     changes = {name: value for name, value in defaults.items() if getattr(options, name) is None}
     options = replace(options, **changes)
-    prompts = read_file(options.prompts or _prompts_file(experiment, source))
-    prompts = replace(prompts, items=prompts.items[: experiment.count])
-    prepared = Prepared(experiment, prompts)
+    name = experiment.set_of
+    if name is not None and options.prompts is None and experiment.prompts in PROMPTS:
+        raise UsageError(f"--set-of {name} reads a file that you have: --prompts FILE")
+    file = options.prompts or _prompts_file(experiment, source)
+    questions: Mapping[str, Question] = {}
+    if name is None:
+        prompts = read_file(file)
+        prompts = replace(prompts, items=prompts.items[: experiment.count])
+    else:
+        prompts, questions = read_questions(name, file, experiment.count)
+    prepared = Prepared(experiment, prompts, questions)
     notes = prepared.notes
     problems: list[Problem] = []
     for entry in entries_of(experiment):
@@ -290,6 +304,13 @@ def experiment_of(bench_options: BenchOptions) -> tuple[Experiment, Source | Non
     if bench_options.against is not None:
         changes["against"] = tuple(filter(None, bench_options.against.split(",")))
         _check_sides(changes["against"], "--against ")
+    if (name := bench_options.set_of) is not None:
+        changes |= {"set_of": name, "figures": OF_SETS}
+    if name is not None and source is None:
+        if bench_options.against is None:
+            changes["against"] = ("autoregressive",)
+        changes["sides"] = tuple(ref for ref in refs if ref not in changes["against"])
+        changes |= {"name": name, "doc": f"Questions of {SETS[name].title}, first turns only."}
     if bench_options.vary:
         changes["vary"] = {**experiment.vary, **dict(map(axis_of, bench_options.vary))}
     changes = {name: value for name, value in changes.items() if value is not None}
@@ -477,6 +498,11 @@ def _counter(name: str, better: int = -1, *, own: bool = False) -> Figure:
     return Figure("median", lambda run: (getattr(run.meter, name), 1), better, ".0f", own=own)
 
 
+def _score(name: str, better: int) -> Figure:
+    """The mean over answers of what their texts show."""
+    return Figure("sums", lambda r: (r.scores.get(name, 0), float(name in r.scores)), better)
+
+
 def _overhead(run: "SideRun") -> tuple[float, float]:
     whole = run.meter.in_run + run.meter.open_ops
     return whole - run.meter.in_ops, whole
@@ -514,6 +540,11 @@ FIGURES: Mapping[str, Figure] = {
     "kv_held_mb": _kv("held"),
     "kv_moved_mb": _kv("moved"),
     "same_answer": Figure("same", better=0),
+    "correct": _score("correct", 1),
+    "parsable": _score("parsable", 1),
+    "repetition": _score("repetition", -1),
+    "coverage": _score("coverage", 1),
+    "part_similarity": _score("part_similarity", -1),
     "kl": Figure("probe", better=-1, form=".4f"),
     "kv_allocated_mb": _kv("allocated"),
 }

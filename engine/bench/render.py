@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from ..shell import aligned, markdown_table, printable
-from .experiment import FIGURES, PARTS, Experiment, Plot, at_commas
+from ..shell import aligned, markdown_table, printable, shortened
+from .experiment import FIGURES, PARTS, QUALITY, Experiment, Plot, at_commas
 from .sides import TIE, letters
 
 WIDTH = 30  # of a name or a value in a table for a terminal
@@ -69,34 +69,67 @@ def markdown(experiment: Experiment, rows: Rows) -> str:
     return "".join(f"{line}\n" for line in markdown_table(heads, cells))
 
 
-def category_tables(
-    experiment: Experiment, rows: Rows
-) -> Iterator[tuple[str, list[tuple[str, ...]]]]:
-    """By category of the questions: the name of each ratio and tau that is shown, and a table of
-    it; its first line has the categories."""
+Table = list[tuple[str, ...]]  # headings first
+# Figures that share a cell, as in the papers.
+CELLS = (("speedup_decode", "tau_step"), ("ms_to_last_token", "speedup_ttlt"))
+
+
+def tables_of(experiment: Experiment, result: Mapping[str, Any]) -> Iterator[tuple[str, Table]]:
+    """Titles and tables: ratios, tau and times by category of the questions; of a question set also
+    what answers show without a judge, and what papers report."""
+    rows = [*result["rows"].values()]
     categories = list(rows[0]["categories"]) if rows else []
-    for name in experiment.figures if categories else ():
-        if name.startswith(("speedup", "tau")):
-            table = [("", *(category or "none" for category in categories))]
-            for letter, row in zip(letters(), rows, strict=False):
-                values = [row["categories"].get(category, {}).get(name) for category in categories]
-                form = FIGURES[name].form
-                table.append((letter, *("-" if v is None else format(v, form) for v in values)))
-            yield name.replace("_", " "), table
+    overall = [{name: each[0] for name, each in row["figures"].items()} for row in rows]
+    shown = [(name,) for name in experiment.figures if name.startswith(("speedup", "tau"))]
+    for names in (CELLS if experiment.set_of else shown) if categories else ():
+        columns = {one: [row["categories"].get(one, {}) for row in rows] for one in categories}
+        cells = {one or "none": _cells(column, names) for one, column in columns.items()}
+        if len(categories) > 1:
+            cells["overall"] = _cells(overall, names)
+        yield f"{' / '.join(names).replace('_', ' ')} by category", _by_side(rows, cells)
+    if experiment.set_of and rows:
+        measured = [name for name in QUALITY if any(name in one for one in overall)]
+        cells = {name.replace("_", " "): _cells(overall, [name]) for name in measured}
+        yield "answers, without a judge", _by_side(rows, cells)
+    if published := result["published"]:
+        heads = ("method", "model", "temperature", "speedup", "tau", "hardware", "source")
+        lines = [tuple(_published(row[head]) for head in heads) for row in published]
+        yield "published by papers, not measured here", [heads, *lines]
 
 
-def page(experiment: Experiment, rows: Rows, notes: Iterable[str], facts: Iterable[str]) -> str:
+def _published(value: str | float | None) -> str:
+    return "-" if value is None else f"{value:.2f}" if isinstance(value, float) else str(value)
+
+
+def _cells(column: Iterable[Mapping[str, float]], names: Iterable[str]) -> list[str]:
+    forms = {name: FIGURES[name].form for name in names}
+    return [
+        " / ".join(format(one[name], form) if name in one else "-" for name, form in forms.items())
+        for one in column
+    ]
+
+
+def _by_side(rows: Rows, columns: Mapping[str, Sequence[str]]) -> Table:
+    pairs = zip(letters(), rows, strict=False)
+    sides = [shortened(f"{letter} {row['side']}", WIDTH) for letter, row in pairs]
+    return [("", *columns), *zip(sides, *columns.values(), strict=True)]
+
+
+def page(
+    experiment: Experiment, result: Mapping[str, Any], notes: Iterable[str], facts: Iterable[str]
+) -> str:
+    rows = [*result["rows"].values()]
     title = f"# {experiment.name}\n\n{experiment.doc}\n\n{markdown(experiment, rows)}"
-    for name, (heads, *cells) in category_tables(experiment, rows):
+    for name, (heads, *cells) in tables_of(experiment, result):
         lines = "".join(f"{line}\n" for line in markdown_table(heads, cells))
-        title += f"\n{name} by category:\n\n{lines}"
+        title += f"\n{name}:\n\n{lines}"
     notes_text = "".join(f"{line}\n" for line in notes)
     return f"{title}\n```\n{notes_text}```\n\n" + "".join(f"- {fact}\n" for fact in facts)
 
 
-def console(experiment: Experiment, rows: Rows, notes: Iterable[str]) -> str:
+def console(experiment: Experiment, result: Mapping[str, Any], notes: Iterable[str]) -> str:
     """A table for a terminal, intervals below their figures, and notes."""
-    heads, table = cells_of(experiment, rows, between="\n")
+    heads, table = cells_of(experiment, [*result["rows"].values()], between="\n")
     lines = [[head.replace(".", ".\n").replace("_", "\n") for head in heads]]
     for letter, side, *cells in table:
         points = cells[: len(experiment.vary)]
@@ -105,8 +138,9 @@ def console(experiment: Experiment, rows: Rows, notes: Iterable[str]) -> str:
     split = [zip_longest(*(cell.split("\n") for cell in line), fillvalue="") for line in lines]
     title = f"{experiment.name}: {experiment.doc}"
     texts = ["", title, "", *aligned(chain.from_iterable(split)), ""]
-    for name, cells_of_name in category_tables(experiment, rows):
-        texts += [f"{name} by category:", "", *aligned(cells_of_name), ""]
+    for name, more in tables_of(experiment, result):
+        shown = (tuple(printable(cell, "") for cell in line) for line in more)
+        texts += [f"{name}:", "", *aligned(shown), ""]
     return "".join(f"{line}\n" for line in [*texts, *(printable(note, "") for note in notes)])
 
 

@@ -41,8 +41,8 @@ SavedMeter = Annotated[Meter, PlainValidator(Meter.of), PlainSerializer(lambda m
 class SideRun:
     """One prompt answered by one side. first_token, last_token: nanoseconds from the start, 0 if
     there is none; decoded: tokens after the first. kv: bytes of all pools, `held` at most, `moved`,
-    and `allocated`; empty for a peer. problems: why the answer is not complete; request: None for a
-    run that was read from a folder."""
+    and `allocated`; empty for a peer. problems: why the answer is not complete; scores: of its
+    text; request: None for a run that was read from a folder."""
 
     meter: SavedMeter
     first_token: int = 0
@@ -52,6 +52,7 @@ class SideRun:
     kv: Mapping[str, int] = field(default_factory=dict)
     problems: Sequence[str] = ()
     digest: str = ""
+    scores: Mapping[str, float] = field(default_factory=dict)
     request: Annotated[Any, Field(exclude=True)] = None
 
 

@@ -59,6 +59,7 @@ def bench(options: RunOptions, experiment: BenchOptions) -> int:
     Examples: `specsot bench --list`, `specsot bench drafters --out drafters --plot`,
     `specsot bench eagle dflash --against hf,hf-assisted --repeats 5`,
     `specsot bench drafters --baseline docs/benchmarks/drafters.json`,
+    `specsot bench eagle recycle --set-of gsm8k --prompts test.jsonl`,
     `specsot bench --tune bim_eagle --profile smollm2 --out tuned`."""
     if not experiment.listed:
         from ..bench.command import bench_command, tune_command

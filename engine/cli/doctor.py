@@ -56,9 +56,9 @@ def doctor(
         options = RunOptions(**models, threads=threads, max_new_tokens=32)
         report["self_test"] = result = measure(prepare_experiment(experiment, options))
         report["problems"] += result["problems"]
-        if rows := [*result["rows"].values()]:
+        if result["rows"]:
             notes = [*render.equality_lines(result), *render.measured_words(result)]
-            say(render.console(experiment, rows, notes))
+            say(render.console(experiment, result, notes))
         if failures := result["differences"]:
             report["problems"].append(f"{failures} branches differ where equality is promised")
         code = Code(result["exit_code"])

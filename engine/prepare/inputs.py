@@ -1,8 +1,10 @@
 """Prompts, documents and conversations, and the settings of each request."""
 
+import gzip
 import json
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -35,6 +37,7 @@ FOR_ALL = {  # what others' files say of a prompt's decoding, and what says it h
     "stop_token_ids": "--stop-id sets it for all prompts",
 }
 OTHERS = (".csv", ".tsv", ".json", ".yaml", ".yml", ".xml", ".parquet", ".xlsx", ".docx", ".pdf")
+PACKED = ".gz"
 MAX_ID = 200
 MAX_NAMED = 8  # of keys in a note
 MAX_DOCUMENTS = 10_000  # of one file, or of one prompt
@@ -118,9 +121,10 @@ def read_prompts(prompt: str | None, file: Path | None, default: str) -> Prompts
     return Prompts((Prompt("1", text),))
 
 
-def read_file(file: Path) -> Prompts:
+def read_file(file: Path, check: Callable[[dict[str, Any]], None] = lambda fields: None) -> Prompts:
     """One prompt per line: plain text, or JSON objects if the name ends in .jsonl. The keys of
-    plain lines are their line numbers; an object has its own `id`, or else its line number too."""
+    plain lines are their line numbers; an object has its own `id`, or else its line number too.
+    check: raises UsageError for an object."""
     if file.suffix.lower() in OTHERS:
         raise UsageError(f"{file}: prompts are read from text, one per line, or from .jsonl")
     lines = numbered_lines(read_text(file))
@@ -133,8 +137,9 @@ def read_file(file: Path) -> Prompts:
     for number, line in lines:
         place = f"{file}:{number}"
         plain = ("prompt", {"prompt": line.strip()})
-        name, fields = json_object(line, place, TEXT_KEYS) if _is_jsonl(file) else plain
+        name, fields = json_object(line, place, TEXT_KEYS) if is_jsonl(file) else plain
         with _at(place):
+            check(fields)
             prompt = _prompt(fields, name, number)
             if (same := numbers.setdefault(prompt.key, number)) != number:
                 raise UsageError(f"id {prompt.key!r} is that of line {same} too")
@@ -225,7 +230,7 @@ def read_documents(files: Iterable[Path]) -> tuple[Document, ...]:
 
 def _documents(file: Path) -> Iterator[Document]:
     text = read_text(file).replace("\r\n", "\n")
-    if not _is_jsonl(file):
+    if not is_jsonl(file):
         name = file.name if file.name.isprintable() else file.name.encode("unicode_escape").decode()
         with _at(str(file)):
             yield _document({"title": name, "text": text.strip("\n")}, 1)
@@ -266,12 +271,12 @@ def _document(value: Any, number: int) -> Document:
 
 
 def read_text(file: Path, most: int | None = MAX_BYTES) -> str:
-    """A file's text without a byte-order mark, of `most` bytes or fewer; raises UsageError, with
-    the line where there is one."""
+    """A file's text, unpacked if its name ends in .gz, without a byte-order mark, of `most` bytes
+    or fewer; raises UsageError, with the line where there is one."""
     try:
-        with file.open("rb") as stream:
+        with gzip.open(file) if file.suffix == PACKED else file.open("rb") as stream:
             data = stream.read(None if most is None else most + 1)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, EOFError, zlib.error) as error:
         reason = getattr(error, "strerror", None) or error
         raise UsageError(f"{file}: cannot be read: {reason}") from None
     return _decoded(data, str(file), most)
@@ -287,8 +292,8 @@ def _decoded(data: bytes, name: str, most: int | None = MAX_BYTES) -> str:
         raise UsageError(f"{name}:{line}: not UTF-8") from None
 
 
-def _is_jsonl(file: Path) -> bool:
-    return file.suffix.lower() in (".jsonl", ".ndjson")
+def is_jsonl(file: Path) -> bool:
+    return file.name.lower().removesuffix(PACKED).endswith((".jsonl", ".ndjson"))
 
 
 def numbered_lines(text: str) -> list[tuple[int, str]]:

@@ -8,7 +8,7 @@ from functools import partial
 from hashlib import sha256
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import AfterValidator, BeforeValidator, Field
 from pydantic_core import PydanticCustomError
@@ -193,6 +193,8 @@ REFS = "A shipped experiment or its file; or graphs (GRAPH@PATH=VALUE,...), hf, 
 AGAINST = "Sides that do not vary: graphs, hf, hf-assisted, hf-lookup. Ratios are to the first."
 VALUES = "Values of a setting; may be repeated."
 AXIS = "PATH=VALUE,..."
+SetName = Literal["mt-bench", "spec-bench", "vicuna", "gsm8k", "humaneval"]
+SET_OF = f"--prompts is the file of {', '.join(get_args(SetName))}: tables as in the papers."
 TUNE = (
     "Instead: find the fastest tree sizes, draft lengths or blocks of GRAPH here, and"
     " print a profile (profile.yaml in --out)."
@@ -208,6 +210,7 @@ class BenchOptions:
     vary: Sequence[str] = option(
         (), f"{VALUES} parts=1,2,4: parts of a given outline.", metavar=AXIS
     )
+    set_of: SetName | None = option(None, SET_OF, metavar="NAME")
     repeats: int | None = option(None, "Of every prompt [3].", min=1, max=1000)
     count: int | None = option(None, "Only the first N prompts.", min=1, max=1024)
     out: Path | None = option(None, "Folder for rounds, tables and pictures.", metavar="DIR")

@@ -22,7 +22,7 @@ NOT_RUN: dict[str, dict[str, int]] = {
     "examples/eagle1/README.md": {"install": 1},
     "examples/draft_lengths/README.md": {"install": 1},
     "docs/benchmarks.md": {"checkout": 1},
-    "docs/cli.md": {"minutes": 4, "models": 1, "network": 2},
+    "docs/cli.md": {"minutes": 5, "models": 1, "network": 2},
     "docs/cluster.md": {"install": 1, "models": 1, "other test": 2},
     "docs/cluster_simulated.md": {"minutes": 1},
     "docs/concepts.md": {"other test": 1},

@@ -19,6 +19,8 @@ import specsot, sys
 from specsot.engine.prepare.files import graph_names
 from specsot.engine.prepare.job import embedded_folder
 from specsot.engine.models import load_models
+from specsot.engine.bench.question_sets import PUBLISHED
+assert PUBLISHED.is_file()
 assert specsot.__file__.startswith(sys.argv[1]), specsot.__file__
 models = load_models(embedded_folder("target"), embedded_folder("eagle3"))
 assert str(embedded_folder("target")).startswith(sys.argv[1])

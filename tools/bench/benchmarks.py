@@ -14,16 +14,18 @@ from pathlib import Path
 from typing import Any
 
 from specsot.engine.bench.experiment import Experiment
-from specsot.engine.bench.render import draw_all, markdown, measured_words
+from specsot.engine.bench.render import draw_all, markdown, measured_words, tables_of
 from specsot.engine.bench.sides import letters
+from specsot.engine.shell import markdown_table
 
 DOCS = Path(__file__).parents[2] / "docs"
 KEPT, PAGE = DOCS / "benchmarks", DOCS / "benchmarks.md"
 LEFT_OUT = "--out"  # of a command: where its files went
 HEAD = """# Benchmarks
 
-Every experiment that ships, as `specsot bench` measured it ([how](cli.md#specsot-bench), [what the
-figures are](metrics.md)). This page is written from the results in `docs/benchmarks/`:
+Every experiment that ships, and question sets, as `specsot bench` measured them
+([how](cli.md#specsot-bench), [what the figures are](metrics.md)). This page is written from the
+results in `docs/benchmarks/`:
 
 <!-- not run: checkout -->
 ```sh
@@ -70,10 +72,13 @@ def _section(result: dict[str, Any]) -> Iterator[str]:
     yield from (f"- {one.source}: {one.says}" for one in experiment.reported)
     yield f"\nMeasured with `{_command(result)}`:\n"
     yield markdown(experiment, rows)
+    for title, (heads, *cells) in tables_of(experiment, result) if experiment.set_of else ():
+        yield "\n".join((f"{title[0].upper()}{title[1:]}:\n", *markdown_table(heads, cells), ""))
     yield from _against(experiment, rows)
     yield from (f"- {line}" for line in measured_words(result))
     yield ""
-    for plot in draw_all(experiment, rows, KEPT) if rows else ():
+    drawn = rows and not experiment.set_of
+    for plot in draw_all(experiment, rows, KEPT) if drawn else ():
         if plot.suffix == ".svg":
             yield f"![{plot.stem}](benchmarks/{plot.name})\n"
         else:

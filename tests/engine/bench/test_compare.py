@@ -92,8 +92,7 @@ def judge(found: Comparison, prepared: Prepared) -> Judge:
 
 def shown(document: dict[str, Any]) -> str:
     experiment = Experiment.model_validate(document["experiment"])
-    rows = [*document["rows"].values()]
-    return console(experiment, rows, equality_lines(document))
+    return console(experiment, document, equality_lines(document))
 
 
 # -- equal --------------------------------------------------------------------------------------

@@ -65,7 +65,8 @@ def test_what_is_wrong_is_shown_at_its_place(text: str, quick: RunOptions, capsy
         ),
         (tune_command, BenchOptions(("autoregressive",)), "nothing to tune of a drafter of kind"),
         (tune_command, BenchOptions(("eagle", "dflash")), "takes one graph"),
-        (tune_command, BenchOptions(("eagle",), vary=("a.b=2,4",)), "neither --vary nor --against"),
+        (tune_command, BenchOptions(("eagle",), vary=("a.b=2,4",)), "none of --vary, --against"),
+        (tune_command, BenchOptions(("eagle",), set_of="gsm8k"), "none of --vary, --against"),
     ],
 )
 def test_what_the_command_line_cannot_mean(
