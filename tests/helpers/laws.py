@@ -12,7 +12,9 @@ from torch import Tensor
 
 from helpers.vanilla import tensor, vectors
 from specsot.engine.certify.texts import chi_square, p_value
+from specsot.ops.draft.mixed import ends, mix
 from specsot.ops.draft.proposals import Drawing
+from specsot.ops.draft.reliability import Reliability
 from specsot.ops.sampling.coins import branch_key, ranked, token_keys
 from specsot.ops.sampling.processors import Sampler, columns
 from specsot.ops.sampling.settings import Accept, Draws, Rule, SamplingRules
@@ -287,6 +289,20 @@ def judged_round(rule: Rule, draws: Draws, *, skip_sample_adjustment: bool = Fal
     return step
 
 
+def mixed_round(toy: Toy, now: Round) -> Tensor:
+    """The five best nodes of two drafters' trees, some paths of which are the same."""
+    drawing = Drawing(_sampler(toy, now), Accept.REJECTION, now.root_S, now.last_S)
+    other = replace(toy, q_KV=(toy.q_KV + toy.q_KV.roll(1, 1)) / 2)
+    trees = [_proposal(one, drawing, WIDTH, Draws.BEST) for one in (toy, other)]
+    depths = [replace(tree, scores_SN=-tree.depths_SN.float()) for tree in trees]
+    logs = [ends(Reliability(), now.root_S.device)] * 2
+    proposal = mix(depths, logs, nodes=5)
+    before_ST = torch.cat([now.last_S[:, None], proposal.tokens_SN.clamp(min=0)], 1)
+    coins = round_coins(now.key_S, now.root_S, proposal)
+    verdict = accept_rejection(toy.p_KV[before_ST], proposal, coins, Rule.TOPK)
+    return emitted(verdict.path_ST, proposal.tokens_SN, verdict.bonus_S)
+
+
 def rounds() -> dict[str, Step]:
     """Every way of accepting that a graph can name, with draws that it is exact for."""
     return {
@@ -296,6 +312,7 @@ def rounds() -> dict[str, Step]:
         "tree with replacement": judged_round(Rule.WITH_REPLACEMENT, Draws.SAMPLED),
         "tree without replacement": judged_round(Rule.WITHOUT_REPLACEMENT, Draws.DISTINCT),
         "top-k tree": judged_round(Rule.TOPK, Draws.BEST),
+        "top-k tree of two drafters": mixed_round,
         "match": match_round,
     }
 
