@@ -82,11 +82,14 @@ class DecoderConfig(DecoderShape):
 
     activation: of the MLP's gate, a function of torch.nn.functional. sliding: for each layer
     whether it sees only `window` positions back. dtype: of the weights; "" if not given. fused: the
-    file has one tensor for queries, keys and values, and one for gate and up."""
+    file has one tensor for queries, keys and values, and one for gate and up. norms: a key of
+    `layers.NORMS`. joint_qk_norm: the norms of queries and of keys are over all heads together."""
 
     family: str
     activation: str = "silu"
     fused: bool = False
+    norms: str = "before"
+    joint_qk_norm: bool = False
     num_layers: int
     tied: bool = False
     window: int = 0

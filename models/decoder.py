@@ -17,8 +17,10 @@ from ..ops.layer_plan import LayerPlan, LayerStatus, compile_layer_plan
 from .blend import Blender
 from .codes import FULL
 from .config import DecoderConfig
+from .files import ModelError
 from .integer import wide_norm
 from .layers import (
+    BEFORE_ATTENTION,
     AttentionInputs,
     DecoderLayer,
     LayerHook,
@@ -52,9 +54,13 @@ class Share(NamedTuple):
 
     @classmethod
     def of(cls, config: DecoderConfig, index: int = 0, count: int = 1) -> Self:
-        """Part `index` of `count` equal ones; ValueError if `index` is out of range."""
+        """Part `index` of `count` equal ones; ValueError if `index` is out of range, ModelError if
+        the layers have no parts."""
         if not 0 <= index < count:
             raise ValueError(f"part {index} of {count} does not exist")
+        whole = "fused projections" if config.fused else "norms over all heads together"
+        if count > 1 and (config.fused or config.joint_qk_norm):
+            raise ModelError(config.path, f"{whole} cannot be divided among ranks")
         sizes = (config.kv_heads, config.intermediate_size, config.vocab_size)
         return cls(*(part(size, index, count) for size in sizes))
 
@@ -194,7 +200,7 @@ class Decoder(PoolModel):
                 states.append(x_NH if hook is None else hook.tap(x_NH, len(states)))
             if hook is not None:
                 inputs = hook.inputs
-            normed_NH = layer.normalise(x_NH, layer.input_layernorm.weight, layer.eps)
+            normed_NH = layer.normed(BEFORE_ATTENTION, x_NH)
             own_inputs = inputs[self.kinds[index]]
             x_NH = layer.forward(normed_NH, x_NH, index, own_inputs, kv=kv, hook=hook)
         if self.num_layers in taps:

@@ -122,10 +122,19 @@ class LayerHook:
         return x_NH
 
 
+BEFORE_ATTENTION, AFTER_ATTENTION, BEFORE_MLP, AFTER_MLP = range(4)
+NORMS = {
+    "before": ("input_layernorm", "", "post_attention_layernorm", ""),
+    "after": ("", "post_attention_layernorm", "", "post_feedforward_layernorm"),
+}
+"""Where a layer has norms -> the published name of each of the four; an empty one is not there."""
+
+
 class DecoderLayer(nn.Module):
-    """Attention and a gated MLP behind a norm each, the projections fused: fewer kernels, which is
-    what counts for small models on a CPU. What comes before attention is the caller's. wide: width
-    of attention's input; 0 for that of the residual. norms: names of the layer's norms."""
+    """Attention and a gated MLP with norms, the projections fused: fewer kernels, which is what
+    counts for small models on a CPU. What comes before attention is the caller's. wide: width of
+    attention's input; 0 for that of the residual. norms: names of those before attention, if other
+    than the shape's."""
 
     kind_h: Tensor
     input_layernorm: RMSNorm
@@ -134,7 +143,7 @@ class DecoderLayer(nn.Module):
     normalise = staticmethod(rms_norm)
 
     def __init__(
-        self, shape: DecoderShape, wide: int = 0, norms: tuple[str, ...] = ("input_layernorm",)
+        self, shape: DecoderShape, wide: int = 0, norms: tuple[str, ...] | None = None
     ) -> None:
         super().__init__()
         self.heads = shape.heads
@@ -147,17 +156,47 @@ class DecoderLayer(nn.Module):
         self.inner = inner = shape.intermediate_size
         width = self.heads * self.head_dim
         kv_width = self.kv_heads * self.head_dim
-        for name in (*norms, "post_attention_layernorm"):
-            self.add_module(name, RMSNorm(hidden, shape.eps))
+        self.norm_names = NORMS[getattr(shape, "norms", "before")]
+        self.norms_after = bool(self.norm_names[AFTER_MLP])
+        for name in (*(self.norm_names[:1] if norms is None else norms), *self.norm_names[1:]):
+            if name:
+                self.add_module(name, RMSNorm(hidden, shape.eps))
         self.qkv = Linear(wide or hidden, width + 2 * kv_width, bias=shape.qkv_bias)
         self.o = Linear(width, hidden, bias=shape.o_bias)
         self.gate_up = Linear(hidden, 2 * inner, bias=shape.mlp_bias)
         self.down = Linear(inner, hidden, bias=shape.mlp_bias)
-        self.qk_norm = nn.Parameter(torch.empty(2, self.head_dim)) if shape.qk_norm else None
+        self.qk_sizes = (width, kv_width)
+        self.joint_qk_norm = getattr(shape, "joint_qk_norm", False)
+        size = (width + kv_width,) if self.joint_qk_norm else (2, self.head_dim)
+        self.qk_norm = nn.Parameter(torch.empty(size)) if shape.qk_norm else None
         with torch.device("cpu"):  # which of the two norms each head has
             kind_h = torch.tensor([0] * self.heads + [1] * self.kv_heads)
         self.register_buffer("kind_h", kind_h, persistent=False)
         self.norm_hd: Tensor | None = None  # of each head, once the weights no longer change
+
+    def normed(self, place: int, x_NH: Tensor) -> Tensor:
+        """Rows behind the norm at one of the four places, or as they are if it has none."""
+        name = self.norm_names[place]
+        return self.normalise(x_NH, getattr(self, name).weight, self.eps) if name else x_NH
+
+    def settle_(self) -> None:
+        """The weights no longer change."""
+        if self.qk_norm is not None and not self.joint_qk_norm:
+            self.norm_hd = self.qk_norm.detach().index_select(0, self.kind_h)
+
+    def normed_heads(self, qk_Nhd: Tensor) -> Tensor:
+        """Queries and keys behind their norms."""
+        if self.qk_norm is None:
+            return qk_Nhd
+        if self.joint_qk_norm:
+            parts = torch.split_with_sizes(qk_Nhd.flatten(1), self.qk_sizes, 1)
+            weights = torch.split_with_sizes(self.qk_norm, self.qk_sizes)
+            pairs = zip(parts, weights, strict=True)
+            return torch.cat([self.normalise(*pair, self.eps) for pair in pairs], 1).view_as(qk_Nhd)
+        norm_hd = self.norm_hd
+        if norm_hd is None:
+            norm_hd = self.qk_norm.index_select(0, self.kind_h)
+        return self.normalise(qk_Nhd, norm_hd, self.eps)
 
     def forward(
         self,
@@ -177,10 +216,7 @@ class DecoderLayer(nn.Module):
             sizes = (self.heads + self.kv_heads, self.kv_heads)
             qk_Nhd, v_Ngd = torch.split_with_sizes(all_Nhd, sizes, 1)
             if self.qk_norm is not None:
-                norm_hd = self.norm_hd
-                if norm_hd is None:
-                    norm_hd = self.qk_norm.index_select(0, self.kind_h)
-                qk_Nhd = self.normalise(qk_Nhd, norm_hd, self.eps)
+                qk_Nhd = self.normed_heads(qk_Nhd)
             if hook is not None:
                 residual_NH, qk_Nhd, v_Ngd, inputs = hook.before_attention(
                     index, residual_NH, qk_Nhd, v_Ngd, inputs=inputs
@@ -190,11 +226,16 @@ class DecoderLayer(nn.Module):
             q_Nhd, k_Ngd = torch.split_with_sizes(qk_Nhd, (self.heads, self.kv_heads), 1)
             kv.write_(index, inputs.slots_N, k_Ngd.transpose(0, 1), v_Ngd.transpose(0, 1))
             attended_NI = inputs.attention.backend.run(q_Nhd, *kv.layers[index], inputs.attention)
-        x_NH = self.o.forward(attended_NI, residual_NH)
-        weight_H = self.post_attention_layernorm.weight
-        both_NI = self.gate_up.forward(self.normalise(x_NH, weight_H, self.eps))
+        after = self.norms_after
+        x_NH = self.o.forward(attended_NI, None if after else residual_NH)
+        if after:
+            x_NH = residual_NH + self.normed(AFTER_ATTENTION, x_NH)
+        both_NI = self.gate_up.forward(self.normed(BEFORE_MLP, x_NH))
         gate_NI, up_NI = torch.split_with_sizes(both_NI, (self.inner, self.inner), -1)
-        return self.down.forward(self.activation(gate_NI).mul_(up_NI), x_NH)
+        inner_NI = self.activation(gate_NI).mul_(up_NI)
+        if after:
+            return x_NH + self.normed(AFTER_MLP, self.down.forward(inner_NI))
+        return self.down.forward(inner_NI, x_NH)
 
     def project(self, x_NW: Tensor, angles: Angles) -> tuple[Tensor, Tensor, Tensor]:
         """The first part of `forward`: [N, W] -> rotated queries [N, heads, d], keys and values."""
@@ -233,7 +274,9 @@ class DecoderLayer(nn.Module):
                 names = [f"{module}.{name}_proj.{kind}" for name in sizes]
                 views |= zip(names, torch.split(of(value), list(sizes.values())), strict=True)
         if self.qk_norm is not None:
-            views["self_attn.q_norm.weight"], views["self_attn.k_norm.weight"] = of(self.qk_norm)
+            both = of(self.qk_norm)
+            pair = torch.split(both, list(self.qk_sizes)) if self.joint_qk_norm else both.unbind()
+            views["self_attn.q_norm.weight"], views["self_attn.k_norm.weight"] = pair
         return views
 
 
@@ -349,13 +392,15 @@ class CompiledLayers:
 
     @classmethod
     def of(cls, model: PoolModel) -> "CompiledLayers | None":
-        """None unless kernels multiply here, all layers see the same masks and have SwiGLU."""
+        """None unless kernels multiply here, all layers see the same masks, and their parts are
+        Llama's or Qwen3's."""
         if not model.stack:
             return None
         first = model.stack[0]
         packed = isinstance(first.down.kernel, PackedWeight)
         alike = len(set(model.kinds)) == 1 and first.kv_heads > 0
-        return cls(model) if packed and alike and first.activation is F.silu else None
+        known = first.activation is F.silu and not (first.norms_after or first.joint_qk_norm)
+        return cls(model) if packed and alike and known else None
 
     @torch.inference_mode()
     def warm_up(self) -> None:
@@ -469,7 +514,7 @@ def settle_(model: nn.Module) -> None:
     """The weights no longer change. The parts of every module become plain attributes: torch
     searches three tables for them, which a model that only runs forwards does not need."""
     for module in model.modules():
-        if isinstance(module, DecoderLayer) and module.qk_norm is not None:
-            module.norm_hd = module.qk_norm.detach().index_select(0, module.kind_h)
+        if isinstance(module, DecoderLayer):
+            module.settle_()
         for table in (module._modules, module._parameters, module._buffers):
             vars(module).update(table)

@@ -115,7 +115,7 @@ class ShardedDecoder(Decoder):
 
         try:
             for rank_layer, layer in zip(self.stack, replica.stack, strict=True):
-                for name in ("input_layernorm", "post_attention_layernorm", "qk_norm"):
+                for name in (*filter(None, layer.norm_names), "qk_norm"):
                     setattr(rank_layer, name, getattr(layer, name))
                 queries = rows(0, self.groups * dim)
                 keys = rows(layer.heads * dim, dim)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
 from pkgutil import iter_modules
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from ..config import DecoderConfig, check_supported, layer_types, shape_fields
 from ..files import Fields, inside, read_fields, read_json
@@ -14,6 +14,7 @@ from ..files import Fields, inside, read_fields, read_json
 DTYPES = ("", "float32", "bfloat16", "float16", "float64")
 CUSTOM_CODE = {"AutoConfig", "AutoModel", "AutoModelForCausalLM"}
 ATTENTION = "attention_bias"
+COPIED = ("activation", "fused", "norms", "qk_norm", "joint_qk_norm")  # fields of `DecoderConfig`
 
 
 class Family:
@@ -23,8 +24,8 @@ class Family:
     head_dim of 0 is hidden size / heads. activation: of the MLP's gate, a function of
     torch.nn.functional. qk_norm: queries and keys have norms. qkv_bias, o_bias, mlp_bias: whether
     these projections have a bias, or the key of config.json that says so. window_switch: the key
-    that turns on windows. fused: see `DecoderConfig`. renamed: keys with other names than
-    Llama's -> Llama's names."""
+    that turns on windows. COPIED: see `DecoderConfig`. renamed: keys with other names than Llama's
+    -> Llama's names. defaults: of keys that a file may lack, if other than Llama's."""
 
     name: ClassVar[str]
     max_positions: ClassVar[int]
@@ -36,7 +37,10 @@ class Family:
     mlp_bias: ClassVar[str | bool] = False
     window_switch: ClassVar[str] = ""
     fused: ClassVar[bool] = False
+    norms: ClassVar[str] = "before"
+    joint_qk_norm: ClassVar[bool] = False
     renamed: ClassVar[Mapping[str, str]] = {}
+    defaults: ClassVar[Mapping[str, Any]] = {}
 
     def windows(self, fields: Fields, layers: int) -> tuple[int, tuple[bool, ...]]:
         """The sliding window, and for each layer whether it has one, as transformers reads them."""
@@ -46,7 +50,7 @@ class Family:
     def config(self, fields: Fields) -> DecoderConfig:
         """A config.json of this family, checked; ModelError names the key that is wrong."""
         renamed = {self.renamed.get(key, key): value for key, value in fields.values.items()}
-        fields = Fields(fields.path, renamed)
+        fields = Fields(fields.path, {**self.defaults, **renamed})
         check_supported(fields, fields, self.activation)
         shape = shape_fields(fields, self.max_positions, self.head_dim)
         layers = fields.integer("num_hidden_layers")
@@ -72,11 +76,9 @@ class Family:
         shape |= {n: fields.flag(k) if isinstance(k, str) else k for n, k in keys.items()}
         return DecoderConfig(
             **shape,
+            **{name: getattr(self, name) for name in COPIED},
             family=self.name,
-            activation=self.activation,
-            fused=self.fused,
             num_layers=layers,
-            qk_norm=self.qk_norm,
             tied=fields.flag("tie_word_embeddings"),
             window=window,
             sliding=sliding,

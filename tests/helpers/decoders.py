@@ -16,6 +16,8 @@ SHAPE = {
     "num_key_value_heads": 2,
     "max_position_embeddings": 64,
     "initializer_range": 0.2,
+    "pad_token_id": None,
+    "eos_token_id": 2,
 }
 UNEVEN = {"hidden_size": 36, "num_attention_heads": 9, "num_key_value_heads": 3, "head_dim": 4}
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
@@ -70,13 +72,18 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "phi3": ("phi3", {}),
     "phi3-window-tied": ("phi3", {"sliding_window": 5, "tie_word_embeddings": True}),
     "phi3-longrope": ("phi3", {"rope_parameters": LONG, "original_max_position_embeddings": 32}),
+    "olmo2": ("olmo2", {}),
+    "olmo2-biases-tied": (
+        "olmo2",
+        {"attention_bias": True, "tie_word_embeddings": True, "rms_norm_eps": 1e-3},
+    ),
+    "olmo2-yarn-all-kv-heads": ("olmo2", {"num_key_value_heads": 4, "rope_parameters": YARN}),
 }
 
 
 def save(folder: Path, family: str, options: dict[str, Any]) -> None:
     torch.manual_seed(len(str(options)))
-    ids = {"pad_token_id": None, "eos_token_id": 2} if family == "phi3" else {}
-    model = AutoModelForCausalLM.from_config(CONFIG_MAPPING[family](**SHAPE | ids | options))
+    model = AutoModelForCausalLM.from_config(CONFIG_MAPPING[family](**SHAPE | options))
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.ndim == 1:  # norms and biases would otherwise be ones and zeros

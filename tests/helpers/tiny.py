@@ -37,7 +37,7 @@ from specsot.models.drafters.config import (
 from specsot.models.drafters.dflash import DFlashDraftModel, TargetEnds
 from specsot.models.drafters.eagle import EMBEDDING, Eagle, Eagle3
 from specsot.models.families import decoder_config
-from specsot.models.layers import DecoderLayer, PoolModel
+from specsot.models.layers import AFTER_ATTENTION, AFTER_MLP, DecoderLayer, PoolModel
 from specsot.models.load.weights import SINGLE, load_target
 
 BOS, EOS, PAD = 1, 2, 3  # id 0 is an ordinary token here, and a likely one
@@ -73,6 +73,9 @@ def write_tiny_target(
     with torch.no_grad():
         for name, view in decoder.published().items():
             view.copy_(_target_weight(name, view, draw, context / layers**0.5))
+        for layer in decoder.stack if decoder.config.norms != "before" else ():
+            for place in (AFTER_ATTENTION, AFTER_MLP):  # what o and down add is of size 1 there
+                getattr(layer, layer.norm_names[place]).weight.mul_(0.7 * context / layers**0.5)
         _restrict_(decoder.lm_head.weight, decoder.embed, restrict, draw)
     save(folder, decoder.published())
     return folder

@@ -46,7 +46,7 @@ def logits(target: Decoder, dtype: torch.dtype) -> Tensor:
     return full_prefill(target, IDS, dtype, CPU)[0].logits_RV
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "mistral", "phi3"])
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "mistral", "phi3", "olmo2"])
 @pytest.mark.parametrize(("kind", "dtype"), [("int8", torch.float32), ("int4", torch.bfloat16)])
 @torch.inference_mode()
 def test_a_quantised_model_has_the_bits_of_transformers(

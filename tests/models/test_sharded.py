@@ -1,5 +1,6 @@
 """Two ranks compute what one process does, with views of its weights."""
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -115,6 +116,18 @@ def test_what_cannot_be(folders: dict[str, Path], found: Any) -> None:
         pack_(replica)
         ShardedDecoder(replica, nobody)
     assert all("the ranks are not alike" in one[2] for one in found)
+
+
+@pytest.mark.parametrize(("name", "what"), [("phi3", "fused projections"), ("olmo2", "norms over")])
+def test_layers_without_parts_are_refused(name: str, what: str, tmp_path: Path) -> None:
+    save(tmp_path, *CASES[name])
+    for build in (partial(load_target, tmp_path, part=(0, 2)), partial(sharded, tmp_path)):
+        with pytest.raises(ModelError, match=f"{what}.* cannot be divided among ranks"):
+            build()
+
+
+def sharded(folder: Path) -> ShardedDecoder:
+    return ShardedDecoder(load_target(folder), Ranks(None, 0, 2))
 
 
 def test_a_late_rank_is_an_error_after_the_deadline(found: Any) -> None:
