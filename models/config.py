@@ -20,7 +20,8 @@ THETA = 10000.0
 
 @dataclass(frozen=True, slots=True)
 class RopeConfig:
-    """How positions become angles; `trained` is the file's `max_position_embeddings`."""
+    """How positions become angles; `trained` is the file's `max_position_embeddings`. A kind that
+    no file names is `none`: all angles are 0."""
 
     kind: str
     theta: float
@@ -83,13 +84,16 @@ class DecoderConfig(DecoderShape):
     activation: of the MLP's gate, a function of torch.nn.functional. sliding: for each layer
     whether it sees only `window` positions back. dtype: of the weights; "" if not given. fused: the
     file has one tensor for queries, keys and values, and one for gate and up. norms: a key of
-    `layers.NORMS`. joint_qk_norm: the norms of queries and of keys are over all heads together."""
+    `layers.NORMS`. joint_qk_norm: the norms of queries and of keys are over all heads together.
+    ropes: further ones. layer_ropes: which one each layer has, 0 being `rope`; empty: all that."""
 
     family: str
     activation: str = "silu"
     fused: bool = False
     norms: str = "before"
     joint_qk_norm: bool = False
+    ropes: tuple[RopeConfig, ...] = ()
+    layer_ropes: tuple[int, ...] = ()
     num_layers: int
     tied: bool = False
     window: int = 0
@@ -109,9 +113,12 @@ class DecoderConfig(DecoderShape):
             raise ModelError(self.path, why)
 
 
-def shape_fields(fields: Fields, trained: int, head_dim: int = 0) -> dict[str, Any]:
+def shape_fields(
+    fields: Fields, trained: int, head_dim: int = 0, theta: float = THETA
+) -> dict[str, Any]:
     """The fields of a `DecoderShape` but biases and norms; ModelError names a wrong key. trained,
-    head_dim: positions and a head's size where the file is silent (0: hidden size / heads)."""
+    head_dim, theta: positions, a head's size (0: hidden size / heads) and the base of the angles
+    where the file is silent."""
     hidden = fields.integer("hidden_size")
     heads = fields.integer("num_attention_heads")
     kv_heads = fields.integer("num_key_value_heads", heads)
@@ -124,7 +131,7 @@ def shape_fields(fields: Fields, trained: int, head_dim: int = 0) -> dict[str, A
     head_dim = fields.integer("head_dim", head_dim or hidden // heads)
     if head_dim % 2:
         raise fields.wrong(f"head_dim {head_dim} is odd; RoPE needs pairs")
-    rope, notes = _rope(fields, trained, head_dim)
+    rope, notes = _rope(fields, trained, head_dim, theta)
     return {
         "path": fields.path,
         "vocab_size": fields.integer("vocab_size"),
@@ -164,7 +171,9 @@ def layer_types(fields: Fields, layers: int) -> tuple[bool, ...]:
     return tuple(t == "sliding_attention" for t in types)
 
 
-def _rope(fields: Fields, assumed: int, head_dim: int) -> tuple[RopeConfig, tuple[str, ...]]:
+def _rope(
+    fields: Fields, assumed: int, head_dim: int, base: float
+) -> tuple[RopeConfig, tuple[str, ...]]:
     """Both spellings: `rope_theta` with `rope_scaling`, and transformers 5's `rope_parameters`; and
     notes of what is assumed where the file is silent or gives two bases."""
     scaling = fields.section("rope_scaling")
@@ -175,7 +184,7 @@ def _rope(fields: Fields, assumed: int, head_dim: int) -> tuple[RopeConfig, tupl
         raise fields.wrong(f"rope type {kind!r} is not supported ({', '.join(ROPE_KINDS)})")
     if any(isinstance(value, dict) for value in inner.values.values()):
         raise fields.wrong("rope settings per layer type are not supported")
-    theta = inner.number("rope_theta", fields.number("rope_theta", THETA))
+    theta = inner.number("rope_theta", fields.number("rope_theta", base))
     settings = {k: v for k, v in inner.values.items() if k not in RENAMED}
     if kind in ("llama3", "yarn", "longrope"):
         settings[ORIGINAL] = fields.integer(ORIGINAL, inner.integer(ORIGINAL, trained))
@@ -192,7 +201,7 @@ def _rope(fields: Fields, assumed: int, head_dim: int) -> tuple[RopeConfig, tupl
     below = inner.get("rope_theta")
     notes = []
     if top is None and below is None:
-        notes.append(f"`rope_theta` is not given: {THETA:g} assumed")
+        notes.append(f"`rope_theta` is not given: {base:g} assumed")
     elif None not in (top, below) and top != below:
         notes.append(f"`rope_theta` is {top} at the top and {below} below: {below} is used")
     if fields.get(TRAINED) is None:

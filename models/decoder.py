@@ -24,6 +24,7 @@ from .layers import (
     AttentionInputs,
     DecoderLayer,
     LayerHook,
+    LayerKind,
     Of,
     PoolModel,
     RMSNorm,
@@ -87,7 +88,9 @@ class Decoder(PoolModel):
     def __init__(self, config: DecoderConfig, share: Share | None = None) -> None:
         near = partial(window_mask, window=config.window)
         narrows = {slides: near if slides else None for slides in set(config.sliding)}
-        super().__init__(config, config.sliding, narrows)
+        ropes = config.layer_ropes or (0,) * config.num_layers
+        kinds = tuple(map(LayerKind, config.sliding, ropes))
+        super().__init__(config, kinds, narrows, config.ropes)
         self.config = config
         self.vocab_size = config.vocab_size
         self.max_positions = config.rope.limit
@@ -188,7 +191,7 @@ class Decoder(PoolModel):
     def run_layers(
         self,
         x_NH: Tensor,
-        inputs: Mapping[bool, AttentionInputs],
+        inputs: Mapping[LayerKind, AttentionInputs],
         kv: KVCache,
         taps: tuple[int, ...],
         hook: LayerHook | None = None,
@@ -219,7 +222,8 @@ class Decoder(PoolModel):
                 raise ValueError(f"layer status {name} (layer {layer}) needs cached rows")
         if blend is not None and plan != compile_layer_plan(blend.settings, self.num_layers):
             raise ValueError(f"the layer plan {list(map(int, plan))} is not the blend's")
-        if blend is not None and blend.settings.mask == "bottom_right" and any(self.kinds):
+        slides = any(self.config.sliding)
+        if blend is not None and blend.settings.mask == "bottom_right" and slides:
             window = self.config.window
             raise ValueError(f"`mask: bottom_right` excludes the model's sliding window {window}")
         if taps and not 0 <= min(taps) <= max(taps) <= self.num_layers:
@@ -269,7 +273,9 @@ class Decoder(PoolModel):
     def before_rope(self, keys_LRgd: Tensor, positions_R: Tensor) -> Tensor:
         """Keys of a pool [layers, R, kv_heads, head_dim], as before RoPE at int64 positions."""
         wide = torch.promote_types(self.dtype, torch.float32)
-        cos, sin = (angle.to(wide) for angle in self.angles(positions_R))
+        pairs = self.every_angles(positions_R)
+        ropes_L = [kind.rope for kind in self.kinds]
+        cos, sin = (torch.stack(part).to(wide)[ropes_L] for part in zip(*pairs, strict=True))
         return rotate_back(keys_LRgd.to(wide), cos, sin).to(self.dtype)
 
     def published(self, of: Of = itself) -> dict[str, Tensor]:
@@ -287,7 +293,7 @@ class Decoder(PoolModel):
 class KeyRecorder(LayerHook):
     """Collects all layers' keys before RoPE, [R, kv_heads, head_dim], but the first `drop`."""
 
-    inputs: Mapping[bool, AttentionInputs]
+    inputs: Mapping[LayerKind, AttentionInputs]
     drop: int
     keys: list[Tensor] = field(default_factory=list)
 

@@ -39,7 +39,7 @@ from .tiles import (
     tile,
 )
 
-LAYER_FIELDS = 19  # see `CompiledLayers._addresses`
+LAYER_FIELDS = 20  # see `CompiledLayers._addresses`; and the number of its RoPE
 
 
 def fields(names: str) -> Any:
@@ -47,11 +47,11 @@ def fields(names: str) -> Any:
 
 
 # Addresses and sizes. mixed: the input of the first layer's attention, if it mixes; cos, sin: of
-# all positions; tapped: the rows before layers; work: memory for `bytes_of_inputs`, and for the
-# rows between products.
+# every RoPE and all positions, of which there are `angles`; tapped: the rows before layers; work:
+# memory for `bytes_of_inputs`, and for the rows between products.
 MULTIPLY = fields("blocks scale bits rows depth outputs x out work add")
 NAMES = (
-    "layers num_layers hidden heads kv_heads head_dim inner x rows mixed mixed_width cos sin"
+    "layers num_layers hidden heads kv_heads head_dim inner x rows mixed mixed_width cos sin angles"
     " positions slots pool pool_slots groups num_groups taps num_taps tapped work"
 )
 RUN_LAYERS = np.dtype([("eps", np.float64), *fields(NAMES).descr])
@@ -313,7 +313,7 @@ def run_layers(call, team, kv_LtgSd):
             if own[5]:
                 which = 8 * dim if h >= heads else 0
                 normalise(head_d, doubles(own[5] + which, (dim,)), call.eps, head_d)
-            angles = 8 * dim * positions_N[n]
+            angles = 8 * dim * (own[19] * call.angles + positions_N[n])
             cos_d = doubles(call.cos + angles, (dim,))
             sin_d = doubles(call.sin + angles, (dim,))
             if h < heads:

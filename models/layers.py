@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -61,6 +61,8 @@ class RMSNorm(nn.RMSNorm):
 def inverse_frequencies(rope: RopeConfig, head_dim: int) -> tuple[Tensor, float]:
     """Frequencies float32 [head_dim / 2] and the factor on cos and sin; `dynamic` equals `default`
     within the trained length, which is as far as it is used here."""
+    if rope.kind == "none":
+        return torch.zeros(head_dim // 2), 1.0
     if rope.kind in ("default", "dynamic"):
         exponents = torch.arange(0, head_dim, 2, dtype=torch.float) / head_dim
         return 1.0 / (rope.theta**exponents), 1.0
@@ -280,20 +282,31 @@ class DecoderLayer(nn.Module):
         return views
 
 
+class LayerKind(NamedTuple):
+    """What a layer's rows see, a key of `PoolModel.narrows`, and the number of its RoPE."""
+
+    sees: Any = False
+    rope: int = 0
+
+
 class PoolModel(nn.Module):
     """A model whose layers read and write a pool: its sizes, its angles, what its layers see.
-    groups: query heads of a key head. kinds: the kind of each layer. narrows: what layers of a kind
-    leave of the masks; None: everything. notes: assumed or ignored. fc: reads a drafter's taps.
-    mixes: the first layer gets attention's input and the residual separately. compiled: its layers,
-    if kernels multiply."""
+    groups: query heads of a key head. kinds: the kind of each layer. narrows: what layers leave of
+    the masks; None: everything. ropes: further ones than the shape's. notes: assumed or ignored.
+    fc: reads a drafter's taps. mixes: the first layer gets attention's input and the residual
+    separately. compiled: its layers, if kernels multiply."""
 
-    frequencies: Tensor
+    frequencies_RF: Tensor
     fc: Linear
     mixes = False
     compiled: "CompiledLayers | None" = None
 
     def __init__(
-        self, shape: DecoderShape, kinds: tuple[Any, ...], narrows: Mapping[Any, Narrow | None]
+        self,
+        shape: DecoderShape,
+        kinds: tuple[LayerKind, ...],
+        narrows: Mapping[Any, Narrow | None],
+        ropes: tuple[RopeConfig, ...] = (),
     ) -> None:
         super().__init__()
         self.groups = shape.heads // shape.kv_heads
@@ -302,12 +315,15 @@ class PoolModel(nn.Module):
         self.kv_heads = shape.kv_heads
         self.head_dim = shape.head_dim
         self.kinds = kinds
+        self.each_kind = tuple(dict.fromkeys(kinds))
         self.narrows = narrows
         self.notes = shape.notes
         # On the CPU even inside a meta-device build: the angles are computed, not loaded.
         with torch.device("cpu"):
-            frequencies, self.rope_scaling = inverse_frequencies(shape.rope, shape.head_dim)
-        self.register_buffer("frequencies", frequencies, persistent=False)
+            angles = [inverse_frequencies(rope, shape.head_dim) for rope in (shape.rope, *ropes)]
+            frequencies_RF = torch.stack([frequencies_F for frequencies_F, _ in angles])
+        self.rope_scalings = [scaling for _, scaling in angles]
+        self.register_buffer("frequencies_RF", frequencies_RF, persistent=False)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -329,14 +345,16 @@ class PoolModel(nn.Module):
         compile_(self, kind, borrowed)
         self.compiled = CompiledLayers.of(self)
 
-    def angles(self, positions_N: Tensor) -> Angles:
-        """cos and signed sin of these positions, computed in float32 as in transformers."""
-        angles = positions_N[:, None].float() * self.frequencies
+    def angles(self, positions_N: Tensor, rope: int = 0) -> Angles:
+        """cos and signed sin of these positions, computed in float32 as in transformers. rope: the
+        number of a layer's."""
+        angles = positions_N[:, None].float() * self.frequencies_RF[rope]
         cos = angles.cos()
         sin = angles.sin()
-        if self.rope_scaling != 1:
-            cos = cos * self.rope_scaling
-            sin = sin * self.rope_scaling
+        scaling = self.rope_scalings[rope]
+        if scaling != 1:
+            cos = cos * scaling
+            sin = sin * scaling
         cos = torch.cat((cos, cos), -1)[:, None]
         sin = torch.cat((-sin, sin), -1)[:, None]
         dtype = self.compute_dtype
@@ -344,15 +362,23 @@ class PoolModel(nn.Module):
 
     def attention_inputs(
         self, positions_BQ: Tensor, slots_BQ: Tensor, attention: AttentionPlan
-    ) -> dict[Any, AttentionInputs]:
+    ) -> dict[LayerKind, AttentionInputs]:
         positions_N = positions_BQ.flatten()
         slots_N = slots_BQ.flatten()
-        cos_N1d, sin_N1d = self.angles(positions_N)
-        inputs = {}
-        for kind, narrow in self.narrows.items():
-            plan = attention.for_layers(positions_N, self.groups, cos_N1d.dtype, narrow)
-            inputs[kind] = AttentionInputs(plan, cos_N1d, sin_N1d, slots_N)
-        return inputs
+        angles = self.every_angles(positions_N)
+        dtype = self.compute_dtype
+        plans = {
+            sees: attention.for_layers(positions_N, self.groups, dtype, narrow)
+            for sees, narrow in self.narrows.items()
+        }
+        return {
+            kind: AttentionInputs(plans[kind.sees], *angles[kind.rope], slots_N)
+            for kind in self.each_kind
+        }
+
+    def every_angles(self, positions_N: Tensor) -> list[Angles]:
+        """The angles of every RoPE."""
+        return [self.angles(positions_N, rope) for rope in range(len(self.rope_scalings))]
 
     def published(self, of: Of = itself) -> dict[str, Tensor]:
         """Views of (`of`) the parameters under the names of a published file."""
@@ -372,12 +398,16 @@ class CompiledLayers:
 
     def __init__(self, model: PoolModel) -> None:
         self._kept: list[Any] = []  # what the addresses point to
-        addresses = [self._addresses(layer, model.mixes) for layer in model.stack]
+        addresses = [
+            [*self._addresses(layer, model.mixes), kind.rope]
+            for layer, kind in zip(model.stack, model.kinds, strict=True)
+        ]
         self._layers_LA = np.array(addresses, np.int64)
         layer = model.stack[0]
-        self._narrow = model.narrows[model.kinds[0]]
+        self._narrow = model.narrows[model.kinds[0].sees]
         self._model = model
-        self._angles: Angles = (torch.empty(0), torch.empty(0))  # of all positions so far
+        # Of every RoPE and all positions so far.
+        self._angles_RP1d: Angles = (torch.empty(1, 0), torch.empty(1, 0))
         self._team = team_of(torch.get_num_threads())
         self._call_1 = np.zeros(1, kernels.RUN_LAYERS)  # with the fields of the model
         self._call_1["layers"] = self._layers_LA.ctypes.data
@@ -398,7 +428,7 @@ class CompiledLayers:
             return None
         first = model.stack[0]
         packed = isinstance(first.down.kernel, PackedWeight)
-        alike = len(set(model.kinds)) == 1 and first.kv_heads > 0
+        alike = len({kind.sees for kind in model.kinds}) == 1 and first.kv_heads > 0
         known = first.activation is F.silu and not (first.norms_after or first.joint_qk_norm)
         return cls(model) if packed and alike and known else None
 
@@ -452,11 +482,12 @@ class CompiledLayers:
         inner = [tap for tap in taps if tap < len(self._layers_LA)]
         tapped_TNH = torch.empty(len(inner), *x_NH.shape, dtype=torch.float64)
         groups_X, masks = self._groups(attention, positions_N)
-        angles = self._angles
+        angles_RP1d = self._angles_RP1d
         last = int(positions_N.max()) if rows else 0
-        if last >= angles[0].shape[0]:
-            cos_P1d, sin_P1d = self._model.angles(torch.arange(2 << last.bit_length()))
-            angles = self._angles = (cos_P1d.double(), sin_P1d.double())
+        if last >= angles_RP1d[0].shape[1]:
+            pairs = self._model.every_angles(torch.arange(2 << last.bit_length()))
+            cos_RP1d, sin_RP1d = (torch.stack(part).double() for part in zip(*pairs, strict=True))
+            angles_RP1d = self._angles_RP1d = (cos_RP1d, sin_RP1d)
         wide_NH = x_NH.to(torch.float64, copy=True)
         mixed_NW = wide_NH[:0] if mixed_NW is None else mixed_NW.double().contiguous()
         slots_N = slots.reshape(-1).contiguous()
@@ -467,8 +498,9 @@ class CompiledLayers:
         call["rows"] = rows
         call["mixed"] = mixed_NW.data_ptr()
         call["mixed_width"] = mixed_NW.shape[1]
-        call["cos"] = angles[0].data_ptr()
-        call["sin"] = angles[1].data_ptr()
+        call["cos"] = angles_RP1d[0].data_ptr()
+        call["sin"] = angles_RP1d[1].data_ptr()
+        call["angles"] = angles_RP1d[0].shape[1]
         call["positions"] = positions_N.data_ptr()
         call["slots"] = slots_N.data_ptr()
         call["pool"] = kv.data.data_ptr()

@@ -103,7 +103,7 @@ class ShardedDecoder(Decoder):
             super().__init__(config, share)
         self.ranks = ranks
         self.whole = True  # together with the other ranks
-        for name in ("known_tokens", "notes", "weights", "frequencies", "embed", "norm"):
+        for name in ("known_tokens", "notes", "weights", "frequencies_RF", "embed", "norm"):
             setattr(self, name, getattr(replica, name))
         columns = inner_share.columns
         heads = inner_share.kv_heads

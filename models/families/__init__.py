@@ -8,7 +8,14 @@ from pathlib import Path
 from pkgutil import iter_modules
 from typing import Any, ClassVar
 
-from ..config import DecoderConfig, check_supported, layer_types, shape_fields
+from ..config import (
+    THETA,
+    DecoderConfig,
+    RopeConfig,
+    check_supported,
+    layer_types,
+    shape_fields,
+)
 from ..files import Fields, inside, read_fields, read_json
 
 DTYPES = ("", "float32", "bfloat16", "float16", "float64")
@@ -20,8 +27,8 @@ COPIED = ("activation", "fused", "norms", "qk_norm", "joint_qk_norm")  # fields 
 class Family:
     """One family; the defaults are those of a plain Llama.
 
-    name: `model_type` in config.json. max_positions, head_dim: where config.json is silent; a
-    head_dim of 0 is hidden size / heads. activation: of the MLP's gate, a function of
+    name: `model_type` in config.json. max_positions, head_dim, theta: where config.json is
+    silent; a head_dim of 0 is hidden size / heads. activation: of the MLP's gate, a function of
     torch.nn.functional. qk_norm: queries and keys have norms. qkv_bias, o_bias, mlp_bias: whether
     these projections have a bias, or the key of config.json that says so. window_switch: the key
     that turns on windows. COPIED: see `DecoderConfig`. renamed: keys with other names than Llama's
@@ -30,6 +37,7 @@ class Family:
     name: ClassVar[str]
     max_positions: ClassVar[int]
     head_dim: ClassVar[int] = 0
+    theta: ClassVar[float] = THETA
     activation: ClassVar[str] = "silu"
     qk_norm: ClassVar[bool] = False
     qkv_bias: ClassVar[str | bool] = False
@@ -47,14 +55,21 @@ class Family:
         window = window_size(fields) if fields.flag(self.window_switch) else 0
         return window, layer_types(fields, layers) if window else (False,) * layers
 
+    def ropes(
+        self, fields: Fields, rope: RopeConfig, sliding: tuple[bool, ...]
+    ) -> tuple[tuple[RopeConfig, ...], tuple[int, ...]]:
+        """`DecoderConfig.ropes` and `layer_ropes`. rope: of the file's top level."""
+        return (), ()
+
     def config(self, fields: Fields) -> DecoderConfig:
         """A config.json of this family, checked; ModelError names the key that is wrong."""
         renamed = {self.renamed.get(key, key): value for key, value in fields.values.items()}
         fields = Fields(fields.path, {**self.defaults, **renamed})
         check_supported(fields, fields, self.activation)
-        shape = shape_fields(fields, self.max_positions, self.head_dim)
+        shape = shape_fields(fields, self.max_positions, self.head_dim, self.theta)
         layers = fields.integer("num_hidden_layers")
         window, sliding = self.windows(fields, layers)
+        ropes, layer_ropes = self.ropes(fields, shape["rope"], sliding)
         if window >= shape["rope"].limit:  # reaches back over every possible sequence
             sliding = (False,) * layers
         # `dtype` in files of transformers 5, `torch_dtype` before
@@ -79,6 +94,8 @@ class Family:
             **{name: getattr(self, name) for name in COPIED},
             family=self.name,
             num_layers=layers,
+            ropes=ropes,
+            layer_ropes=layer_ropes,
             tied=fields.flag("tie_word_embeddings"),
             window=window,
             sliding=sliding,

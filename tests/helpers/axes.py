@@ -42,6 +42,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "mistral, narrow": {"context": 1.5, "window": 5},
     "phi3": {"context": 1.5, "window": 17},
     "olmo2": {"context": 1.5},
+    "smollm3": {"context": 1.5},
 }
 """Models whose text hangs on what they read, so that wrong rows and positions show."""
 GRAPHS = {

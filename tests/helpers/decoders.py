@@ -77,6 +77,16 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "olmo2",
         {"attention_bias": True, "tie_word_embeddings": True, "rms_norm_eps": 1e-3},
     ),
+    "smollm3": ("smollm3", {"no_rope_layers": [1, 0, 1]}),
+    "smollm3-interval-untied": (
+        "smollm3",
+        {"no_rope_layer_interval": 2, "tie_word_embeddings": False, "attention_bias": True},
+    ),
+    "smollm3-window-llama3": (
+        "smollm3",
+        {"no_rope_layer_interval": 3, "use_sliding_window": True, "sliding_window": 5}
+        | {"rope_parameters": LLAMA3 | {"rope_theta": 500000.0}, "mlp_bias": True},
+    ),
     "olmo2-yarn-all-kv-heads": ("olmo2", {"num_key_value_heads": 4, "rope_parameters": YARN}),
 }
 

@@ -333,7 +333,7 @@ def _aim_dflash_(drafter: DFlashDraftModel, target: Decoder) -> None:
     drafter.hidden_norm.weight.mul_(FAINT)
     drafter.norm.weight.copy_(target.norm.weight)
     views, maps_dHH = drafter.stack[0].published(), _maps(drafter, target)
-    _look_back_(views, drafter.frequencies, len(maps_dHH))
+    _look_back_(views, drafter.frequencies_RF[0], len(maps_dHH))
     views["self_attn.v_proj.weight"].add_(maps_dHH.flatten(0, 1))
     views["self_attn.o_proj.weight"].add_(LOUD * torch.eye(hidden).repeat(1, len(maps_dHH)))
 

@@ -40,6 +40,9 @@ def test_defaults_are_those_of_transformers(tmp_path: Path) -> None:
     assert read(tmp_path, model_type="qwen3").head_dim == 128
     assert read(tmp_path, model_type="qwen2").qkv_bias
     assert not read(tmp_path, model_type="qwen2", attention_bias=True).o_bias
+    assert read(tmp_path, model_type="olmo2").eps == 1e-5
+    smollm3 = read(tmp_path, model_type="smollm3")
+    assert (smollm3.rope.theta, smollm3.tied, smollm3.layer_ropes) == (2e6, True, (0, 0, 0, 1))
 
 
 def test_windows(tmp_path: Path) -> None:
@@ -121,6 +124,10 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "window layers": (
         {"model_type": "qwen2", "use_sliding_window": True, "max_window_layers": "x"},
         "`max_window_layers`",
+    ),
+    "too few no_rope_layers": (
+        {"model_type": "smollm3", "no_rope_layers": [1]},
+        "`no_rope_layers` must hold 0 or 1 for each of 4 layers",
     ),
     "window 0": ({"model_type": "mistral", "sliding_window": 0}, "`sliding_window` must be"),
 }
@@ -218,5 +225,5 @@ def test_what_a_family_does_not_have_is_refused(toy: str, tmp_path: Path) -> Non
     with pytest.raises(ModelError, match="`hidden_act` 'silu' is not supported"):
         decoder_config(folder)
     (folder / "config.json").write_text(json.dumps(raw | {"model_type": "toys"}))
-    with pytest.raises(ModelError, match=r"'toys' is not supported .*, qwen3, toy"):
+    with pytest.raises(ModelError, match=r"'toys' is not supported .*, toy\)"):
         decoder_config(folder)

@@ -19,7 +19,13 @@ from specsot.models.linear import pack_
 from specsot.models.load.weights import load_target, window
 from specsot.models.sharded import Ranks, ShardedDecoder, place
 
-ALIKE = ("llama-biases-head_dim", "mistral-window", "qwen2-tied-theta", "qwen3-biases-layer_types")
+ALIKE = (
+    "smollm3-interval-untied",
+    "llama-biases-head_dim",
+    "mistral-window",
+    "qwen2-tied-theta",
+    "qwen3-biases-layer_types",
+)
 SOME = {
     "uneven": ("llama", UNEVEN),
     **{name: CASES[name] for name in ALIKE},
