@@ -85,13 +85,18 @@ class DecoderConfig(DecoderShape):
     whether it sees only `window` positions back. dtype: of the weights; "" if not given. fused: the
     file has one tensor for queries, keys and values, and one for gate and up. norms: a key of
     `layers.NORMS`. joint_qk_norm: the norms of queries and of keys are over all heads together.
-    ropes: further ones. layer_ropes: which one each layer has, 0 being `rope`; empty: all that."""
+    centred_norms: a norm's factor is 1 + its weight. query_scale: a factor on queries, besides
+    attention's own 1 / sqrt(head_dim). scaled_embedding: by sqrt(hidden_size). ropes: further ones.
+    layer_ropes: which one each layer has, 0 being `rope`; empty: all that."""
 
     family: str
     activation: str = "silu"
     fused: bool = False
     norms: str = "before"
     joint_qk_norm: bool = False
+    centred_norms: bool = False
+    query_scale: float = 1.0
+    scaled_embedding: bool = False
     ropes: tuple[RopeConfig, ...] = ()
     layer_ropes: tuple[int, ...] = ()
     num_layers: int
@@ -131,7 +136,7 @@ def shape_fields(
     head_dim = fields.integer("head_dim", head_dim or hidden // heads)
     if head_dim % 2:
         raise fields.wrong(f"head_dim {head_dim} is odd; RoPE needs pairs")
-    rope, notes = _rope(fields, trained, head_dim, theta)
+    rope, notes = rope_fields(fields, trained, head_dim, theta)
     return {
         "path": fields.path,
         "vocab_size": fields.integer("vocab_size"),
@@ -171,7 +176,7 @@ def layer_types(fields: Fields, layers: int) -> tuple[bool, ...]:
     return tuple(t == "sliding_attention" for t in types)
 
 
-def _rope(
+def rope_fields(
     fields: Fields, assumed: int, head_dim: int, base: float
 ) -> tuple[RopeConfig, tuple[str, ...]]:
     """Both spellings: `rope_theta` with `rope_scaling`, and transformers 5's `rope_parameters`; and

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import NamedTuple, Self
 
 import torch
@@ -18,7 +18,7 @@ from .blend import Blender
 from .codes import FULL
 from .config import DecoderConfig
 from .files import ModelError
-from .integer import wide_norm
+from .integer import wide_centred_norm, wide_norm
 from .layers import (
     BEFORE_ATTENTION,
     AttentionInputs,
@@ -28,6 +28,7 @@ from .layers import (
     Of,
     PoolModel,
     RMSNorm,
+    centred_norm,
     itself,
     rms_norm,
     rotate_back,
@@ -104,6 +105,8 @@ class Decoder(PoolModel):
         self.embed = nn.Parameter(torch.empty(config.vocab_size, config.hidden_size))
         self.layers = nn.ModuleList(DecoderLayer(shape) for _ in range(config.num_layers))
         self.norm = RMSNorm(config.hidden_size, config.eps)
+        if config.centred_norms:
+            self.normalise = centred_norm
         self.lm_head = Linear(config.hidden_size, len(self.share.vocabulary), bias=False)
 
     @property
@@ -114,17 +117,25 @@ class Decoder(PoolModel):
     def compute_dtype(self) -> torch.dtype:
         return torch.float64 if self.integer else self.dtype
 
+    @cached_property
+    def embed_scale(self) -> float:
+        """In the dtype of the weights, as in transformers."""
+        size = self.hidden_size if self.config.scaled_embedding else 1
+        return float(torch.tensor(size**0.5, dtype=self.dtype))
+
     def embedded(self, tokens_N: Tensor) -> Tensor:
         x_NH = F.embedding(tokens_N, self.embed)
-        return x_NH.double() if self.integer else x_NH
+        x_NH = x_NH.double() if self.integer else x_NH
+        return x_NH if self.embed_scale == 1 else x_NH * self.embed_scale
 
     def compile_(self, kind: str, borrowed: Mapping[int, Product | None] | None = None) -> None:
         super().compile_(kind, borrowed)
         self.weights = kind
         if kind != FULL:
+            norm = wide_centred_norm if self.config.centred_norms else wide_norm
             for layer in self.stack:
-                layer.normalise = wide_norm
-            self.normalise = wide_norm
+                layer.normalise = norm
+            self.normalise = norm
             self.integer = True
         if self.compiled is not None:
             self.compiled.warm_up()

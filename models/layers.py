@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -43,6 +43,15 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
         return F.rms_norm(x, x.shape[-1:], None, eps) * weight
     wide = x.float()
     return (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)).to(dtype) * weight
+
+
+def centred_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """`rms_norm` with 1 + weight, and rounded once, behind the product, as in Gemma 3."""
+    if x.dtype == torch.float32:
+        return rms_norm(x, 1.0 + weight, eps)
+    wide = x.float()
+    wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
+    return (wide * (1.0 + weight.float())).to(x.dtype)
 
 
 @cache
@@ -124,10 +133,17 @@ class LayerHook:
         return x_NH
 
 
+ACTIVATIONS = {"gelu_pytorch_tanh": partial(F.gelu, approximate="tanh")}
 BEFORE_ATTENTION, AFTER_ATTENTION, BEFORE_MLP, AFTER_MLP = range(4)
 NORMS = {
     "before": ("input_layernorm", "", "post_attention_layernorm", ""),
     "after": ("", "post_attention_layernorm", "", "post_feedforward_layernorm"),
+    "around": (
+        "input_layernorm",
+        "post_attention_layernorm",
+        "pre_feedforward_layernorm",
+        "post_feedforward_layernorm",
+    ),
 }
 """Where a layer has norms -> the published name of each of the four; an empty one is not there."""
 
@@ -152,7 +168,11 @@ class DecoderLayer(nn.Module):
         self.kv_heads = shape.kv_heads
         self.head_dim = shape.head_dim
         self.eps = shape.eps
-        self.activation = getattr(F, getattr(shape, "activation", "silu"))
+        activation = getattr(shape, "activation", "silu")
+        self.activation = ACTIVATIONS.get(activation) or getattr(F, activation)
+        self.query_scale = getattr(shape, "query_scale", 1.0)
+        if getattr(shape, "centred_norms", False):
+            self.normalise = centred_norm
         self.fused = getattr(shape, "fused", False)
         hidden = shape.hidden_size
         self.inner = inner = shape.intermediate_size
@@ -226,6 +246,8 @@ class DecoderLayer(nn.Module):
             turned_Nhd = torch.roll(qk_Nhd, self.head_dim // 2, -1)  # `rotate`, without the call
             qk_Nhd = torch.addcmul(qk_Nhd * inputs.cos_N1d, turned_Nhd, inputs.sin_N1d)
             q_Nhd, k_Ngd = torch.split_with_sizes(qk_Nhd, (self.heads, self.kv_heads), 1)
+            if self.query_scale != 1:
+                q_Nhd = q_Nhd * self.query_scale
             kv.write_(index, inputs.slots_N, k_Ngd.transpose(0, 1), v_Ngd.transpose(0, 1))
             attended_NI = inputs.attention.backend.run(q_Nhd, *kv.layers[index], inputs.attention)
         after = self.norms_after

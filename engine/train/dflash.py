@@ -201,7 +201,7 @@ class DFlashTrainer(Trainer):
         )
         drafter = DFlashDraftModel(config, TargetEnds(teacher.embedding, teacher.head))
         draw_(drafter.published(), settings.seed)
-        drafter.norm.weight.copy_(teacher.model.base_model.norm.weight)
+        drafter.norm.weight.copy_(teacher.norm_H)
         if (norm_H := teacher.layer_weights(-1).get("input_layernorm.weight")) is not None:
             drafter.hidden_norm.weight.copy_(norm_H)
         drafter.fc.weight[:, -len(drafter.fc.weight) :].fill_diagonal_(1.0)

@@ -200,7 +200,7 @@ class Eagle3Trainer(EagleTrainer):
         super().__init__(settings, teacher, drafter, wide=target.hidden_size)
         self.head_DH = teacher.head[ids]
         drafter.lm_head.weight.copy_(self.head_DH)
-        drafter.norm.weight.copy_(teacher.model.base_model.norm.weight)
+        drafter.norm.weight.copy_(teacher.norm_H)
         drafter.d2t.copy_(ids - torch.arange(len(ids)))
         drafter.t2d.fill_(False)[ids] = True
 

@@ -42,12 +42,18 @@ class Teacher:
         # [V, H] both, and the same where they are tied.
         self.embedding: Tensor = self.model.get_input_embeddings().weight.detach()
         self.head: Tensor = self.model.get_output_embeddings().weight.detach()
+        self.norm_H: Tensor = self.factor(self.model.base_model.norm.weight)
         self.stops = stop_ids(self.config, self.tokenizer)
+
+    def factor(self, norm_H: Tensor) -> Tensor:
+        """What a norm multiplies by, by its weight."""
+        return 1.0 + norm_H if self.config.centred_norms else norm_H
 
     def layer_weights(self, index: int) -> dict[str, Tensor]:
         """A layer's parameters under a drafter's names, which has norms before attention and MLP
         only."""
-        weights = dict(self.model.base_model.layers[index].named_parameters())
+        named = self.model.base_model.layers[index].named_parameters()
+        weights = {n: self.factor(w) if n.endswith("norm.weight") else w for n, w in named}
         names = NORMS[self.config.norms]
         norms = [weights.pop(f"{name}.weight", None) for name in names]
         for place in (BEFORE_ATTENTION, BEFORE_MLP):

@@ -21,7 +21,15 @@ from ..files import Fields, inside, read_fields, read_json
 DTYPES = ("", "float32", "bfloat16", "float16", "float64")
 CUSTOM_CODE = {"AutoConfig", "AutoModel", "AutoModelForCausalLM"}
 ATTENTION = "attention_bias"
-COPIED = ("activation", "fused", "norms", "qk_norm", "joint_qk_norm")  # fields of `DecoderConfig`
+COPIED: tuple[str, ...] = (
+    "activation",
+    "fused",
+    "norms",
+    "qk_norm",
+    "joint_qk_norm",
+    "centred_norms",
+)
+COPIED += ("scaled_embedding",)
 
 
 class Family:
@@ -31,8 +39,9 @@ class Family:
     silent; a head_dim of 0 is hidden size / heads. activation: of the MLP's gate, a function of
     torch.nn.functional. qk_norm: queries and keys have norms. qkv_bias, o_bias, mlp_bias: whether
     these projections have a bias, or the key of config.json that says so. window_switch: the key
-    that turns on windows. COPIED: see `DecoderConfig`. renamed: keys with other names than Llama's
-    -> Llama's names. defaults: of keys that a file may lack, if other than Llama's."""
+    that turns on windows. query_size: the key of what attention has instead of head_dim in
+    1 / sqrt(head_dim). COPIED: see `DecoderConfig`. renamed: keys with other names than Llama's ->
+    Llama's names. defaults: of keys that a file may lack, if other than Llama's."""
 
     name: ClassVar[str]
     max_positions: ClassVar[int]
@@ -47,8 +56,16 @@ class Family:
     fused: ClassVar[bool] = False
     norms: ClassVar[str] = "before"
     joint_qk_norm: ClassVar[bool] = False
+    centred_norms: ClassVar[bool] = False
+    scaled_embedding: ClassVar[bool] = False
+    query_size: ClassVar[str] = ""
     renamed: ClassVar[Mapping[str, str]] = {}
     defaults: ClassVar[Mapping[str, Any]] = {}
+
+    def llama_fields(self, fields: Fields) -> Fields:
+        """config.json with Llama's keys."""
+        renamed = {self.renamed.get(key, key): value for key, value in fields.values.items()}
+        return Fields(fields.path, {**self.defaults, **renamed})
 
     def windows(self, fields: Fields, layers: int) -> tuple[int, tuple[bool, ...]]:
         """The sliding window, and for each layer whether it has one, as transformers reads them."""
@@ -63,12 +80,12 @@ class Family:
 
     def config(self, fields: Fields) -> DecoderConfig:
         """A config.json of this family, checked; ModelError names the key that is wrong."""
-        renamed = {self.renamed.get(key, key): value for key, value in fields.values.items()}
-        fields = Fields(fields.path, {**self.defaults, **renamed})
+        fields = self.llama_fields(fields)
         check_supported(fields, fields, self.activation)
         shape = shape_fields(fields, self.max_positions, self.head_dim, self.theta)
         layers = fields.integer("num_hidden_layers")
         window, sliding = self.windows(fields, layers)
+        head_dim = shape["head_dim"]
         ropes, layer_ropes = self.ropes(fields, shape["rope"], sliding)
         if window >= shape["rope"].limit:  # reaches back over every possible sequence
             sliding = (False,) * layers
@@ -94,6 +111,7 @@ class Family:
             **{name: getattr(self, name) for name in COPIED},
             family=self.name,
             num_layers=layers,
+            query_scale=(head_dim / fields.number(self.query_size, head_dim)) ** 0.5,
             ropes=ropes,
             layer_ropes=layer_ropes,
             tied=fields.flag("tie_word_embeddings"),

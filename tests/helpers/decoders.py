@@ -87,6 +87,30 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         {"no_rope_layer_interval": 3, "use_sliding_window": True, "sliding_window": 5}
         | {"rope_parameters": LLAMA3 | {"rope_theta": 500000.0}, "mlp_bias": True},
     ),
+    "gemma3": (
+        "gemma3_text",
+        {
+            "head_dim": 8,
+            "sliding_window": 5,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        },
+    ),
+    "gemma3-pattern-untied-linear": (
+        "gemma3_text",
+        {
+            "head_dim": 16,
+            "query_pre_attn_scalar": 16,
+            "attention_bias": True,
+            "tie_word_embeddings": False,
+            "sliding_window": 4,
+            "sliding_window_pattern": 2,
+            "rope_parameters": {
+                "full_attention": {"rope_type": "linear", "factor": 4.0, "rope_theta": 1e5},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+            },
+        },
+    ),
+    "gemma3-window-over-all": ("gemma3_text", {"head_dim": 8, "sliding_window": 64}),
     "olmo2-yarn-all-kv-heads": ("olmo2", {"num_key_value_heads": 4, "rope_parameters": YARN}),
 }
 

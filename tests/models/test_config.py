@@ -59,6 +59,25 @@ def test_windows(tmp_path: Path) -> None:
     assert named.sliding == (True,) + (False,) * 3
 
 
+def test_sliding_layers_of_gemma_have_their_own_rope(tmp_path: Path) -> None:
+    gemma = {"model_type": "gemma3_text", "head_dim": 8}
+    scaling = {"rope_type": "linear", "factor": 8}
+    old = {"rope_theta": 5e5, "rope_local_base_freq": 50.0, "rope_scaling": scaling}
+    full = scaling | {"rope_theta": 5e5}
+    types = ["sliding_attention", "full_attention"] * 2
+    new = {"full_attention": full, "sliding_attention": {"rope_theta": 50.0}}
+    found = [
+        read(tmp_path, **gemma, **old, sliding_window_pattern=2),
+        read(tmp_path, **gemma, rope_parameters=new, layer_types=types, sliding_window=4096),
+    ]
+    assert found[0] == found[1]
+    assert (found[0].rope.theta, found[0].ropes[0].theta) == (5e5, 50.0)
+    assert (found[0].sliding, found[0].layer_ropes) == ((True, False) * 2, (1, 0) * 2)
+    wide = read(tmp_path, **gemma, sliding_window_pattern=2, sliding_window=131072)
+    assert (wide.sliding, wide.layer_ropes) == ((False,) * 4, (1, 0) * 2)
+    assert (wide.rope.theta, wide.ropes[0].theta, wide.query_scale) == (1e6, 1e4, 32**-0.5)
+
+
 def test_stop_ids_come_from_the_generation_config_first(tmp_path: Path) -> None:
     assert read(tmp_path).eos_ids == ()
     assert read(tmp_path, eos_token_id=2).eos_ids == (2,)
@@ -128,6 +147,10 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "too few no_rope_layers": (
         {"model_type": "smollm3", "no_rope_layers": [1]},
         "`no_rope_layers` must hold 0 or 1 for each of 4 layers",
+    ),
+    "capped logits": (
+        {"model_type": "gemma3_text", "head_dim": 8, "final_logit_softcapping": 30.0},
+        "`final_logit_softcapping` is not supported",
     ),
     "window 0": ({"model_type": "mistral", "sliding_window": 0}, "`sliding_window` must be"),
 }

@@ -47,14 +47,15 @@ def logits(target: Decoder, dtype: torch.dtype) -> Tensor:
 
 
 @pytest.mark.parametrize(
-    "family", ["llama", "qwen2", "qwen3", "mistral", "phi3", "olmo2", "smollm3"]
+    "family", ["llama", "qwen2", "qwen3", "mistral", "phi3", "olmo2", "smollm3", "gemma3_text"]
 )
 @pytest.mark.parametrize(("kind", "dtype"), [("int8", torch.float32), ("int4", torch.bfloat16)])
 @torch.inference_mode()
 def test_a_quantised_model_has_the_bits_of_transformers(
     family: str, kind: str, dtype: torch.dtype, tmp_path: Path
 ) -> None:
-    extra = {"sliding_window": 16} if family == "mistral" else {"head_dim": 20}
+    slides = family in ("mistral", "gemma3_text")
+    extra = {"sliding_window": 16} if slides else {"head_dim": 20}
     folder = write_tiny_target(tmp_path / "target", family, extra=extra)
     theirs = as_reference(folder, dtype, kind)
     expected_V = theirs(torch.tensor([IDS])).logits[0, -1].float()
@@ -140,7 +141,8 @@ def test_a_code_is_the_nearest_one(form: type[Int8 | Int4]) -> None:
 
 @compiled
 @pytest.mark.parametrize(
-    ("family", "whole"), [("llama", True), ("smollm3", True), ("olmo2", False)]
+    ("family", "whole"),
+    [("llama", True), ("smollm3", True), ("olmo2", False), ("gemma3_text", False)],
 )
 def test_tiny_models_run_in_compiled_layers(family: str, whole: bool, tmp_path: Path) -> None:
     folder = write_tiny_target(tmp_path / "target", family)

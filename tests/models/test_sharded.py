@@ -21,6 +21,7 @@ from specsot.models.sharded import Ranks, ShardedDecoder, place
 
 ALIKE = (
     "smollm3-interval-untied",
+    "gemma3-pattern-untied-linear",
     "llama-biases-head_dim",
     "mistral-window",
     "qwen2-tied-theta",
