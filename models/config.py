@@ -28,6 +28,10 @@ class RopeConfig:
     settings: Mapping[str, Any]
     trained: int
 
+    def rotated(self, head_dim: int) -> int:
+        """How many of a head's numbers are turned."""
+        return int(head_dim * self.settings.get(PARTIAL, 1.0))
+
     @property
     def limit(self) -> int:
         """Positions for which the frequencies do not depend on the sequence's length."""
@@ -55,8 +59,14 @@ class DecoderShape:
     notes: tuple[str, ...] = ()
 
     def sizes(self) -> dict[str, Any]:
-        """The arguments of a drafter of the same shape: all but biases, norms and notes."""
-        return {f.name: getattr(self, f.name) for f in fields(DecoderShape) if f.default is MISSING}
+        """The arguments of a drafter of the same shape: all but biases, norms and notes. A drafter
+        turns whole heads."""
+        sizes = {
+            f.name: getattr(self, f.name) for f in fields(DecoderShape) if f.default is MISSING
+        }
+        if self.rope.rotated(self.head_dim) < self.head_dim:
+            sizes["rope"] = RopeConfig("default", self.rope.theta, {}, self.rope.limit)
+        return sizes
 
     def shape_json(self) -> dict[str, Any]:
         """The keys of a config.json of this shape, of an untied model."""
@@ -119,11 +129,11 @@ class DecoderConfig(DecoderShape):
 
 
 def shape_fields(
-    fields: Fields, trained: int, head_dim: int = 0, theta: float = THETA
+    fields: Fields, trained: int, head_dim: int = 0, theta: float = THETA, *, partial: bool = False
 ) -> dict[str, Any]:
     """The fields of a `DecoderShape` but biases and norms; ModelError names a wrong key. trained,
     head_dim, theta: positions, a head's size (0: hidden size / heads) and the base of the angles
-    where the file is silent."""
+    where the file is silent. partial: RoPE may turn a part of a head only."""
     hidden = fields.integer("hidden_size")
     heads = fields.integer("num_attention_heads")
     kv_heads = fields.integer("num_key_value_heads", heads)
@@ -137,6 +147,8 @@ def shape_fields(
     if head_dim % 2:
         raise fields.wrong(f"head_dim {head_dim} is odd; RoPE needs pairs")
     rope, notes = rope_fields(fields, trained, head_dim, theta)
+    if rope.rotated(head_dim) != head_dim and not partial:
+        raise fields.wrong(f"`{PARTIAL}` other than 1 is not supported")
     return {
         "path": fields.path,
         "vocab_size": fields.integer("vocab_size"),
@@ -193,15 +205,20 @@ def rope_fields(
     settings = {k: v for k, v in inner.values.items() if k not in RENAMED}
     if kind in ("llama3", "yarn", "longrope"):
         settings[ORIGINAL] = fields.integer(ORIGINAL, inner.integer(ORIGINAL, trained))
-    if fields.number(PARTIAL, 1.0) != 1.0 or inner.number(PARTIAL, 1.0) != 1.0:
-        raise fields.wrong(f"`{PARTIAL}` other than 1 is not supported")
+    settings.pop(PARTIAL, None)
+    part = inner.number(PARTIAL, fields.number(PARTIAL, 1.0))
+    if part != 1.0:
+        settings[PARTIAL] = part
+    turned = int(head_dim * part)
+    if not 0 < turned <= head_dim or turned % 2:
+        raise fields.wrong(f"`{PARTIAL}` {part:g} turns {turned} of {head_dim} numbers of a head")
     for key in ROPE_NUMBERS.get(kind, ()):
         if inner.number(key, 0.0) == 0.0:
             raise inner.wrong(f"rope type {kind!r} needs `{key}`")
     for key in ("short_factor", "long_factor") if kind == "longrope" else ():
         value = inner.get(key)
-        if not isinstance(value, list) or len(value) != head_dim // 2:
-            raise inner.wrong(f"`{key}` must hold {head_dim // 2} numbers")
+        if not isinstance(value, list) or len(value) != turned // 2:
+            raise inner.wrong(f"`{key}` must hold {turned // 2} numbers")
     top = fields.get("rope_theta")
     below = inner.get("rope_theta")
     notes = []

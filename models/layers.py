@@ -18,7 +18,7 @@ from .linear import Linear, compile_, linear
 from .packed import PackedWeight, Product, kernels, team_of
 
 Angles = tuple[Tensor, Tensor]
-"""cos and signed sin, each [N, 1, head_dim], for `rotate`."""
+"""cos and signed sin, each [N, 1, d], d at most head_dim, for `rotate`."""
 
 Of = Callable[[Tensor], Tensor]
 
@@ -71,9 +71,10 @@ def inverse_frequencies(rope: RopeConfig, head_dim: int) -> tuple[Tensor, float]
     """Frequencies float32 [head_dim / 2] and the factor on cos and sin; `dynamic` equals `default`
     within the trained length, which is as far as it is used here."""
     if rope.kind == "none":
-        return torch.zeros(head_dim // 2), 1.0
+        return torch.zeros(rope.rotated(head_dim) // 2), 1.0
     if rope.kind in ("default", "dynamic"):
-        exponents = torch.arange(0, head_dim, 2, dtype=torch.float) / head_dim
+        turned = rope.rotated(head_dim)
+        exponents = torch.arange(0, turned, 2, dtype=torch.float) / turned
         return 1.0 / (rope.theta**exponents), 1.0
     # Slow to import and needed by scaled models only.
     from transformers import LlamaConfig
@@ -91,19 +92,25 @@ def inverse_frequencies(rope: RopeConfig, head_dim: int) -> tuple[Tensor, float]
 
 
 def rotate(x_Nhd: Tensor, cos_N1d: Tensor, sin_N1d: Tensor) -> Tensor:
-    """x * cos + rotate_half(x) * sin; a roll with the sign inside `sin` is the cheapest form."""
+    """x * cos + rotate_half(x) * sin; a roll with the sign inside `sin` is the cheapest form. Of
+    longer heads than there are angles the rest stays."""
+    turned = cos_N1d.shape[-1]
+    if turned < x_Nhd.shape[-1]:
+        rest_Nhd = x_Nhd[..., turned:]
+        return torch.cat((rotate(x_Nhd[..., :turned], cos_N1d, sin_N1d), rest_Nhd), -1)
     return torch.addcmul(x_Nhd * cos_N1d, torch.roll(x_Nhd, x_Nhd.shape[-1] // 2, -1), sin_N1d)
 
 
 def rotate_back(x_Nhd: Tensor, cos_N1d: Tensor, sin_N1d: Tensor) -> Tensor:
     """The inverse of `rotate`; a factor on cos and sin, and their rounding, are divided out."""
-    return rotate(x_Nhd, cos_N1d, -sin_N1d) / (cos_N1d.square() + sin_N1d.square())
+    size_N1d = cos_N1d.square() + sin_N1d.square()
+    return rotate(x_Nhd, cos_N1d / size_N1d, -sin_N1d / size_N1d)
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionInputs:
     """What layers of one kind need to know about the rows of a forward: the attention's plan, cos
-    and sin [N, 1, head_dim], and the flat slots that the rows are written to, int64 [N]."""
+    and sin [N, 1, d], and the flat slots that the rows are written to, int64 [N]."""
 
     attention: LayerAttention
     cos_N1d: Tensor
@@ -170,6 +177,7 @@ class DecoderLayer(nn.Module):
         self.eps = shape.eps
         activation = getattr(shape, "activation", "silu")
         self.activation = ACTIVATIONS.get(activation) or getattr(F, activation)
+        self.partial = shape.rope.rotated(shape.head_dim) < shape.head_dim
         self.query_scale = getattr(shape, "query_scale", 1.0)
         if getattr(shape, "centred_norms", False):
             self.normalise = centred_norm
@@ -243,8 +251,11 @@ class DecoderLayer(nn.Module):
                 residual_NH, qk_Nhd, v_Ngd, inputs = hook.before_attention(
                     index, residual_NH, qk_Nhd, v_Ngd, inputs=inputs
                 )
-            turned_Nhd = torch.roll(qk_Nhd, self.head_dim // 2, -1)  # `rotate`, without the call
-            qk_Nhd = torch.addcmul(qk_Nhd * inputs.cos_N1d, turned_Nhd, inputs.sin_N1d)
+            if self.partial:
+                qk_Nhd = rotate(qk_Nhd, inputs.cos_N1d, inputs.sin_N1d)
+            else:  # the same, without the call
+                turned_Nhd = torch.roll(qk_Nhd, self.head_dim // 2, -1)
+                qk_Nhd = torch.addcmul(qk_Nhd * inputs.cos_N1d, turned_Nhd, inputs.sin_N1d)
             q_Nhd, k_Ngd = torch.split_with_sizes(qk_Nhd, (self.heads, self.kv_heads), 1)
             if self.query_scale != 1:
                 q_Nhd = q_Nhd * self.query_scale
@@ -523,6 +534,7 @@ class CompiledLayers:
         call["cos"] = angles_RP1d[0].data_ptr()
         call["sin"] = angles_RP1d[1].data_ptr()
         call["angles"] = angles_RP1d[0].shape[1]
+        call["turned"] = angles_RP1d[0].shape[3]
         call["positions"] = positions_N.data_ptr()
         call["slots"] = slots_N.data_ptr()
         call["pool"] = kv.data.data_ptr()

@@ -35,13 +35,14 @@ COPIED += ("scaled_embedding",)
 class Family:
     """One family; the defaults are those of a plain Llama.
 
-    name: `model_type` in config.json. max_positions, head_dim, theta: where config.json is
-    silent; a head_dim of 0 is hidden size / heads. activation: of the MLP's gate, a function of
+    name: `model_type` in config.json. max_positions, head_dim, theta: where config.json is silent;
+    a head_dim of 0 is hidden size / heads. activation: of the MLP's gate, a function of
     torch.nn.functional. qk_norm: queries and keys have norms. qkv_bias, o_bias, mlp_bias: whether
     these projections have a bias, or the key of config.json that says so. window_switch: the key
-    that turns on windows. query_size: the key of what attention has instead of head_dim in
-    1 / sqrt(head_dim). COPIED: see `DecoderConfig`. renamed: keys with other names than Llama's ->
-    Llama's names. defaults: of keys that a file may lack, if other than Llama's."""
+    that turns on windows. partial: RoPE may turn a part of a head. query_size: the key of what
+    attention has instead of head_dim in 1 / sqrt(head_dim). COPIED: see `DecoderConfig`. renamed:
+    keys with other names than Llama's -> Llama's names. defaults: of keys that a file may lack, if
+    other than Llama's."""
 
     name: ClassVar[str]
     max_positions: ClassVar[int]
@@ -53,6 +54,7 @@ class Family:
     o_bias: ClassVar[str | bool] = False
     mlp_bias: ClassVar[str | bool] = False
     window_switch: ClassVar[str] = ""
+    partial: ClassVar[bool] = False
     fused: ClassVar[bool] = False
     norms: ClassVar[str] = "before"
     joint_qk_norm: ClassVar[bool] = False
@@ -82,7 +84,9 @@ class Family:
         """A config.json of this family, checked; ModelError names the key that is wrong."""
         fields = self.llama_fields(fields)
         check_supported(fields, fields, self.activation)
-        shape = shape_fields(fields, self.max_positions, self.head_dim, self.theta)
+        shape = shape_fields(
+            fields, self.max_positions, self.head_dim, self.theta, partial=self.partial
+        )
         layers = fields.integer("num_hidden_layers")
         window, sliding = self.windows(fields, layers)
         head_dim = shape["head_dim"]

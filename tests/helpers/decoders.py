@@ -72,6 +72,17 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "phi3": ("phi3", {}),
     "phi3-window-tied": ("phi3", {"sliding_window": 5, "tie_word_embeddings": True}),
     "phi3-longrope": ("phi3", {"rope_parameters": LONG, "original_max_position_embeddings": 32}),
+    "phi3-partial": ("phi3", {"partial_rotary_factor": 0.5}),
+    "phi3-partial-longrope-tied": (
+        "phi3",
+        {
+            "rope_parameters": LONG
+            | {"short_factor": [1.0, 1.1, 1.7], "long_factor": [2.0, 3.0, 5.0]}
+            | {"partial_rotary_factor": 0.75},
+            "original_max_position_embeddings": 32,
+            "tie_word_embeddings": True,
+        },
+    ),
     "olmo2": ("olmo2", {}),
     "olmo2-biases-tied": (
         "olmo2",

@@ -46,6 +46,7 @@ BOOST = 1.0  # spread of the likely tokens' logits
 PUSHED_DOWN = 20.0
 OWN_KEYS: dict[str, dict[str, Any]] = {  # of families
     "mistral": {"sliding_window": None},
+    "phi3": {"partial_rotary_factor": 0.5},
     "gemma3_text": {
         "hidden_act": None,
         "hidden_activation": "gelu_pytorch_tanh",

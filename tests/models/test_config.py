@@ -78,6 +78,13 @@ def test_sliding_layers_of_gemma_have_their_own_rope(tmp_path: Path) -> None:
     assert (wide.rope.theta, wide.ropes[0].theta, wide.query_scale) == (1e6, 1e4, 32**-0.5)
 
 
+def test_drafters_of_a_partly_turned_target_turn_whole_heads(tmp_path: Path) -> None:
+    long = LONG | {"short_factor": [1.0] * 3, "long_factor": [2.0] * 3}
+    config = read(tmp_path, model_type="phi3", partial_rotary_factor=0.75, rope_scaling=long)
+    assert config.rope.rotated(config.head_dim) == 6
+    assert config.sizes()["rope"].rotated(config.head_dim) == 8
+
+
 def test_stop_ids_come_from_the_generation_config_first(tmp_path: Path) -> None:
     assert read(tmp_path).eos_ids == ()
     assert read(tmp_path, eos_token_id=2).eos_ids == (2,)
@@ -124,7 +131,15 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "negative factor": ({"rope_scaling": {"type": "linear", "factor": -1}}, "`factor` must be"),
     "llama3 incomplete": ({"rope_scaling": {"type": "llama3", "factor": 2}}, "low_freq_factor"),
     "short longrope": ({"rope_scaling": LONG | {"long_factor": [1.0]}}, "must hold 4 numbers"),
-    "partial rotation": ({"partial_rotary_factor": 0.5}, "`partial_rotary_factor`"),
+    "partial rotation": ({"partial_rotary_factor": 0.5}, "`partial_rotary_factor` other than 1"),
+    "odd partial rotation": (
+        {"model_type": "phi3", "partial_rotary_factor": 0.4},
+        "`partial_rotary_factor` 0.4 turns 3 of 8 numbers of a head",
+    ),
+    "more than a head": (
+        {"model_type": "phi3", "rope_parameters": {"partial_rotary_factor": 1.5}},
+        "1.5 turns 12 of 8 numbers",
+    ),
     "no type": ({"drop": "model_type"}, "model_type None is not supported"),
     "unknown type": ({"model_type": "mamba"}, "'mamba' is not supported .*remote code is never"),
     "type a list": ({"model_type": ["llama"]}, "is not supported"),
