@@ -8,28 +8,13 @@ from pathlib import Path
 from pkgutil import iter_modules
 from typing import Any, ClassVar
 
-from ..config import (
-    THETA,
-    DecoderConfig,
-    RopeConfig,
-    check_supported,
-    layer_types,
-    shape_fields,
-)
+from ..config import THETA, DecoderConfig, check_supported, layer_types, shape_fields
 from ..files import Fields, inside, read_fields, read_json
 
 DTYPES = ("", "float32", "bfloat16", "float16", "float64")
 CUSTOM_CODE = {"AutoConfig", "AutoModel", "AutoModelForCausalLM"}
 ATTENTION = "attention_bias"
-COPIED: tuple[str, ...] = (
-    "activation",
-    "fused",
-    "norms",
-    "qk_norm",
-    "joint_qk_norm",
-    "centred_norms",
-)
-COPIED += ("scaled_embedding",)
+Values = Mapping[str, Any]
 
 
 class Family:
@@ -39,10 +24,8 @@ class Family:
     a head_dim of 0 is hidden size / heads. activation: of the MLP's gate, a function of
     torch.nn.functional. qk_norm: queries and keys have norms. qkv_bias, o_bias, mlp_bias: whether
     these projections have a bias, or the key of config.json that says so. window_switch: the key
-    that turns on windows. partial: RoPE may turn a part of a head. query_size: the key of what
-    attention has instead of head_dim in 1 / sqrt(head_dim). COPIED: see `DecoderConfig`. renamed:
-    keys with other names than Llama's -> Llama's names. defaults: of keys that a file may lack, if
-    other than Llama's."""
+    that turns on windows. partial: RoPE may turn a part of a head. renamed: keys with other names
+    than Llama's -> Llama's names. defaults: of keys that a file may lack, if other than Llama's."""
 
     name: ClassVar[str]
     max_positions: ClassVar[int]
@@ -55,14 +38,8 @@ class Family:
     mlp_bias: ClassVar[str | bool] = False
     window_switch: ClassVar[str] = ""
     partial: ClassVar[bool] = False
-    fused: ClassVar[bool] = False
-    norms: ClassVar[str] = "before"
-    joint_qk_norm: ClassVar[bool] = False
-    centred_norms: ClassVar[bool] = False
-    scaled_embedding: ClassVar[bool] = False
-    query_size: ClassVar[str] = ""
     renamed: ClassVar[Mapping[str, str]] = {}
-    defaults: ClassVar[Mapping[str, Any]] = {}
+    defaults: ClassVar[Values] = {}
 
     def llama_fields(self, fields: Fields) -> Fields:
         """config.json with Llama's keys."""
@@ -74,11 +51,9 @@ class Family:
         window = window_size(fields) if fields.flag(self.window_switch) else 0
         return window, layer_types(fields, layers) if window else (False,) * layers
 
-    def ropes(
-        self, fields: Fields, rope: RopeConfig, sliding: tuple[bool, ...]
-    ) -> tuple[tuple[RopeConfig, ...], tuple[int, ...]]:
-        """`DecoderConfig.ropes` and `layer_ropes`. rope: of the file's top level."""
-        return (), ()
+    def own(self, fields: Fields, shape: Values, sliding: tuple[bool, ...]) -> Values:
+        """Further fields of `DecoderConfig`. shape: those of `DecoderShape`."""
+        return {}
 
     def config(self, fields: Fields) -> DecoderConfig:
         """A config.json of this family, checked; ModelError names the key that is wrong."""
@@ -89,8 +64,7 @@ class Family:
         )
         layers = fields.integer("num_hidden_layers")
         window, sliding = self.windows(fields, layers)
-        head_dim = shape["head_dim"]
-        ropes, layer_ropes = self.ropes(fields, shape["rope"], sliding)
+        own = self.own(fields, shape, sliding)
         if window >= shape["rope"].limit:  # reaches back over every possible sequence
             sliding = (False,) * layers
         # `dtype` in files of transformers 5, `torch_dtype` before
@@ -112,12 +86,11 @@ class Family:
         shape |= {n: fields.flag(k) if isinstance(k, str) else k for n, k in keys.items()}
         return DecoderConfig(
             **shape,
-            **{name: getattr(self, name) for name in COPIED},
+            **own,
             family=self.name,
+            activation=self.activation,
             num_layers=layers,
-            query_scale=(head_dim / fields.number(self.query_size, head_dim)) ** 0.5,
-            ropes=ropes,
-            layer_ropes=layer_ropes,
+            qk_norm=self.qk_norm,
             tied=fields.flag("tie_word_embeddings"),
             window=window,
             sliding=sliding,

@@ -2,11 +2,11 @@
 times sqrt(hidden_size). Five of six layers have a sliding window and a RoPE of their own."""
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import ClassVar
 
-from ..config import LAYER_TYPES, RopeConfig, layer_types, rope_fields
+from ..config import LAYER_TYPES, layer_types, rope_fields
 from ..files import Fields
-from . import ATTENTION, Family, window_size
+from . import ATTENTION, Family, Values, window_size
 
 ROPES = "rope_parameters"
 LOCAL = "local_rope_parameters"  # of sliding layers: our name for what the file has inside ROPES
@@ -18,20 +18,15 @@ class Gemma3Text(Family):
     max_positions = 131072
     theta = 1e6
     activation = "gelu_pytorch_tanh"
-    norms = "around"
     qk_norm = True
-    centred_norms = True
-    scaled_embedding = True
-    query_size = "query_pre_attn_scalar"
     qkv_bias = ATTENTION
     o_bias = ATTENTION
     renamed: ClassVar[Mapping[str, str]] = {"hidden_activation": "hidden_act"}
-    defaults: ClassVar[Mapping[str, Any]] = {
+    defaults: ClassVar[Values] = {
         "vocab_size": 262208,
         "num_attention_heads": 8,
         "num_key_value_heads": 4,
         "head_dim": 256,
-        "query_pre_attn_scalar": 256,
         "tie_word_embeddings": True,
     }
 
@@ -51,13 +46,18 @@ class Gemma3Text(Family):
         pattern = fields.integer("sliding_window_pattern", 6)
         return window_size(fields), tuple((layer + 1) % pattern != 0 for layer in range(layers))
 
-    def ropes(
-        self, fields: Fields, rope: RopeConfig, sliding: tuple[bool, ...]
-    ) -> tuple[tuple[RopeConfig, ...], tuple[int, ...]]:
+    def own(self, fields: Fields, shape: Values, sliding: tuple[bool, ...]) -> Values:
+        rope = shape["rope"]
+        head_dim = shape["head_dim"]
         theta = fields.number("rope_local_base_freq", 1e4)
         own = {"rope_theta": theta, **fields.section(LOCAL).values}
         values = {"max_position_embeddings": rope.trained, ROPES: own}
-        local, _ = rope_fields(
-            Fields(fields.path, values), rope.trained, fields.integer("head_dim"), theta
-        )
-        return (local,), tuple(map(int, sliding))
+        local, _ = rope_fields(Fields(fields.path, values), rope.trained, head_dim, theta)
+        return {
+            "norms": "around",
+            "centred_norms": True,
+            "scaled_embedding": True,
+            "query_scale": (head_dim / fields.number("query_pre_attn_scalar", 256)) ** 0.5,
+            "ropes": (local,),
+            "layer_ropes": tuple(map(int, sliding)),
+        }

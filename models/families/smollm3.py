@@ -1,12 +1,10 @@
 """SmolLM3: Llama with some layers without RoPE, by default every fourth; they may have a window."""
 
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import ClassVar
 
-from ..config import RopeConfig
 from ..files import Fields
-from . import ATTENTION, Family
+from . import ATTENTION, Family, Values
 
 
 class SmolLM3(Family):
@@ -17,7 +15,7 @@ class SmolLM3(Family):
     o_bias = ATTENTION
     mlp_bias = "mlp_bias"
     window_switch = "use_sliding_window"
-    defaults: ClassVar[Mapping[str, Any]] = {
+    defaults: ClassVar[Values] = {
         "num_key_value_heads": 4,
         "sliding_window": None,
         "tie_word_embeddings": True,
@@ -31,11 +29,10 @@ class SmolLM3(Family):
         ]
         return super().windows(Fields(fields.path, {**fields.values, "layer_types": types}), layers)
 
-    def ropes(
-        self, fields: Fields, rope: RopeConfig, sliding: tuple[bool, ...]
-    ) -> tuple[tuple[RopeConfig, ...], tuple[int, ...]]:
-        none = replace(rope, kind="none", settings={})
-        return (none,), tuple(0 if turns else 1 for turns in turned(fields, len(sliding)))
+    def own(self, fields: Fields, shape: Values, sliding: tuple[bool, ...]) -> Values:
+        none = replace(shape["rope"], kind="none", settings={})
+        numbers = tuple(0 if turns else 1 for turns in turned(fields, len(sliding)))
+        return {"ropes": (none,), "layer_ropes": numbers}
 
 
 def turned(fields: Fields, layers: int) -> list[bool]:
