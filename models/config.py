@@ -88,6 +88,15 @@ class DecoderShape:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertsConfig:
+    """Experts of a layer, and how many a token gets; their shares add up to 1 if `normalised`."""
+
+    count: int
+    per_token: int
+    normalised: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DecoderConfig(DecoderShape):
     """The shape of a decoder of one of the families.
 
@@ -96,8 +105,9 @@ class DecoderConfig(DecoderShape):
     file has one tensor for queries, keys and values, and one for gate and up. norms: a key of
     `layers.NORMS`. joint_qk_norm: the norms of queries and of keys are over all heads together.
     centred_norms: a norm's factor is 1 + its weight. query_scale: a factor on queries, besides
-    attention's own 1 / sqrt(head_dim). scaled_embedding: by sqrt(hidden_size). ropes: further ones.
-    layer_ropes: which one each layer has, 0 being `rope`; empty: all that."""
+    attention's own 1 / sqrt(head_dim). scaled_embedding: by sqrt(hidden_size). experts: in place of
+    the MLP, of its inner size. ropes: further ones. layer_ropes: which one each layer has, 0 being
+    `rope`; empty: all that."""
 
     family: str
     activation: str = "silu"
@@ -107,6 +117,7 @@ class DecoderConfig(DecoderShape):
     centred_norms: bool = False
     query_scale: float = 1.0
     scaled_embedding: bool = False
+    experts: ExpertsConfig | None = None
     ropes: tuple[RopeConfig, ...] = ()
     layer_ropes: tuple[int, ...] = ()
     num_layers: int

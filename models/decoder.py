@@ -61,7 +61,8 @@ class Share(NamedTuple):
         if not 0 <= index < count:
             raise ValueError(f"part {index} of {count} does not exist")
         whole = "fused projections" if config.fused else "norms over all heads together"
-        if count > 1 and (config.fused or config.joint_qk_norm):
+        if count > 1 and (config.fused or config.joint_qk_norm or config.experts is not None):
+            whole = whole if config.experts is None else "experts"
             raise ModelError(config.path, f"{whole} cannot be divided among ranks")
         sizes = (config.kv_heads, config.intermediate_size, config.vocab_size)
         return cls(*(part(size, index, count) for size in sizes))

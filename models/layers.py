@@ -14,6 +14,7 @@ from ..ops.attention.backends import AttentionBackend, AttentionPlan, LayerAtten
 from ..ops.attention.metadata import SlotRun
 from ..ops.kv.pool import KVCache
 from .config import DecoderShape, RopeConfig
+from .experts import Experts
 from .linear import Linear, compile_, linear
 from .packed import PackedWeight, Product, kernels, team_of
 
@@ -193,11 +194,14 @@ class DecoderLayer(nn.Module):
                 self.add_module(name, RMSNorm(hidden, shape.eps))
         self.qkv = Linear(wide or hidden, width + 2 * kv_width, bias=shape.qkv_bias)
         self.o = Linear(width, hidden, bias=shape.o_bias)
-        self.gate_up = Linear(hidden, 2 * inner, bias=shape.mlp_bias)
-        self.down = Linear(inner, hidden, bias=shape.mlp_bias)
+        experts = getattr(shape, "experts", None)
+        self.experts = None if experts is None else Experts(experts, hidden, inner)
+        if experts is None:
+            self.gate_up = Linear(hidden, 2 * inner, bias=shape.mlp_bias)
+            self.down = Linear(inner, hidden, bias=shape.mlp_bias)
         self.qk_sizes = (width, kv_width)
-        self.joint_qk_norm = getattr(shape, "joint_qk_norm", False)
-        size = (width + kv_width,) if self.joint_qk_norm else (2, self.head_dim)
+        self.joint = getattr(shape, "joint_qk_norm", False)
+        size = (width + kv_width,) if self.joint else (2, self.head_dim)
         self.qk_norm = nn.Parameter(torch.empty(size)) if shape.qk_norm else None
         with torch.device("cpu"):  # which of the two norms each head has
             kind_h = torch.tensor([0] * self.heads + [1] * self.kv_heads)
@@ -209,23 +213,21 @@ class DecoderLayer(nn.Module):
         name = self.norm_names[place]
         return self.normalise(x_NH, getattr(self, name).weight, self.eps) if name else x_NH
 
-    def settle_(self) -> None:
-        """The weights no longer change."""
-        if self.qk_norm is not None and not self.joint_qk_norm:
-            self.norm_hd = self.qk_norm.detach().index_select(0, self.kind_h)
+    def projected(self, x_NW: Tensor) -> tuple[Tensor, Tensor]:
+        """[N, W] -> queries and keys before RoPE, behind their norms; values."""
+        all_Nhd = self.qkv.forward(x_NW).view(x_NW.shape[0], -1, self.head_dim)
+        sizes = (self.heads + self.kv_heads, self.kv_heads)
+        qk_Nhd, v_Ngd = torch.split_with_sizes(all_Nhd, sizes, 1)
+        return qk_Nhd if self.qk_norm is None else self.normed_heads(qk_Nhd, self.qk_norm), v_Ngd
 
-    def normed_heads(self, qk_Nhd: Tensor) -> Tensor:
+    def normed_heads(self, qk_Nhd: Tensor, qk_norm: Tensor) -> Tensor:
         """Queries and keys behind their norms."""
-        if self.qk_norm is None:
-            return qk_Nhd
-        if self.joint_qk_norm:
+        if self.joint:
             parts = torch.split_with_sizes(qk_Nhd.flatten(1), self.qk_sizes, 1)
-            weights = torch.split_with_sizes(self.qk_norm, self.qk_sizes)
+            weights = torch.split_with_sizes(qk_norm, self.qk_sizes)
             pairs = zip(parts, weights, strict=True)
             return torch.cat([self.normalise(*pair, self.eps) for pair in pairs], 1).view_as(qk_Nhd)
-        norm_hd = self.norm_hd
-        if norm_hd is None:
-            norm_hd = self.qk_norm.index_select(0, self.kind_h)
+        norm_hd = qk_norm.index_select(0, self.kind_h) if self.norm_hd is None else self.norm_hd
         return self.normalise(qk_Nhd, norm_hd, self.eps)
 
     def forward(
@@ -242,11 +244,7 @@ class DecoderLayer(nn.Module):
         if not self.kv_heads:  # a rank of more ranks than there are heads
             attended_NI = x_NW[:, :0]
         else:
-            all_Nhd = self.qkv.forward(x_NW).view(x_NW.shape[0], -1, self.head_dim)
-            sizes = (self.heads + self.kv_heads, self.kv_heads)
-            qk_Nhd, v_Ngd = torch.split_with_sizes(all_Nhd, sizes, 1)
-            if self.qk_norm is not None:
-                qk_Nhd = self.normed_heads(qk_Nhd)
+            qk_Nhd, v_Ngd = self.projected(x_NW)
             if hook is not None:
                 residual_NH, qk_Nhd, v_Ngd, inputs = hook.before_attention(
                     index, residual_NH, qk_Nhd, v_Ngd, inputs=inputs
@@ -261,33 +259,30 @@ class DecoderLayer(nn.Module):
                 q_Nhd = q_Nhd * self.query_scale
             kv.write_(index, inputs.slots_N, k_Ngd.transpose(0, 1), v_Ngd.transpose(0, 1))
             attended_NI = inputs.attention.backend.run(q_Nhd, *kv.layers[index], inputs.attention)
+        return self.finish(residual_NH, attended_NI)
+
+    def finish(self, residual_NH: Tensor, attended_NI: Tensor) -> Tensor:
+        """The last part of `forward`: output projection, residual, gated MLP."""
         after = self.norms_after
         x_NH = self.o.forward(attended_NI, None if after else residual_NH)
         if after:
             x_NH = residual_NH + self.normed(AFTER_ATTENTION, x_NH)
+        if self.experts is not None:
+            return self.experts.forward(self.normed(BEFORE_MLP, x_NH), x_NH)
         both_NI = self.gate_up.forward(self.normed(BEFORE_MLP, x_NH))
         gate_NI, up_NI = torch.split_with_sizes(both_NI, (self.inner, self.inner), -1)
-        inner_NI = self.activation(gate_NI).mul_(up_NI)
+        inner_NI = self.activation(gate_NI)
+        inner_NI = inner_NI * up_NI if inner_NI.requires_grad else inner_NI.mul_(up_NI)
         if after:
             return x_NH + self.normed(AFTER_MLP, self.down.forward(inner_NI))
         return self.down.forward(inner_NI, x_NH)
 
     def project(self, x_NW: Tensor, angles: Angles) -> tuple[Tensor, Tensor, Tensor]:
         """The first part of `forward`: [N, W] -> rotated queries [N, heads, d], keys and values."""
-        all_Nhd = self.qkv.forward(x_NW).view(x_NW.shape[0], -1, self.head_dim)
-        sizes = (self.heads, self.kv_heads, self.kv_heads)
-        q_Nhd, k_Ngd, v_Ngd = torch.split_with_sizes(all_Nhd, sizes, 1)
-        if self.qk_norm is not None:
-            q_Nhd = rms_norm(q_Nhd, self.qk_norm[0], self.eps)
-            k_Ngd = rms_norm(k_Ngd, self.qk_norm[1], self.eps)
-        return rotate(q_Nhd, *angles), rotate(k_Ngd, *angles), v_Ngd
-
-    def finish(self, residual_NH: Tensor, attended_NI: Tensor) -> Tensor:
-        """The last part of `forward`: output projection, residual, gated MLP."""
-        x_NH = self.o.forward(attended_NI, residual_NH)
-        norm = self.post_attention_layernorm
-        gate_NI, up_NI = self.gate_up.forward(norm.forward(x_NH)).chunk(2, -1)
-        return self.down.forward(self.activation(gate_NI) * up_NI, x_NH)
+        qk_Nhd, v_Ngd = self.projected(x_NW)
+        sizes = (self.heads, self.kv_heads)
+        q_Nhd, k_Ngd = torch.split_with_sizes(rotate(qk_Nhd, *angles), sizes, 1)
+        return q_Nhd, k_Ngd, v_Ngd
 
     def published(self, of: Of = itself) -> dict[str, Tensor]:
         """Views of (`of`) the parameters under Hugging Face's names, without the layer's prefix."""
@@ -297,20 +292,23 @@ class DecoderLayer(nn.Module):
         parts: tuple[tuple[Linear, dict[str, int]], ...] = (
             (self.qkv, {"q": self.heads * self.head_dim, "k": kv_width, "v": kv_width}),
             (self.o, {"o": self.o.out_features}),
-            (self.gate_up, {"gate": self.inner, "up": self.inner}),
-            (self.down, {"down": self.down.out_features}),
         )
+        if self.experts is None:
+            down = {"down": self.down.out_features}
+            parts += (self.gate_up, {"gate": self.inner, "up": self.inner}), (self.down, down)
+        else:
+            views |= {name: of(view) for name, view in self.experts.published().items()}
         for layer, sizes in parts:
             module = "self_attn" if layer is self.qkv or layer is self.o else "mlp"
             if self.fused:
-                name = "gate_up" if layer is self.gate_up else "".join(sizes)
+                name = "gate_up" if "gate" in sizes else "".join(sizes)
                 sizes = {name: sum(sizes.values())}
             for kind, value in layer.named_parameters():
                 names = [f"{module}.{name}_proj.{kind}" for name in sizes]
                 views |= zip(names, torch.split(of(value), list(sizes.values())), strict=True)
         if self.qk_norm is not None:
             both = of(self.qk_norm)
-            pair = torch.split(both, list(self.qk_sizes)) if self.joint_qk_norm else both.unbind()
+            pair = torch.split(both, list(self.qk_sizes)) if self.joint else both.unbind()
             views["self_attn.q_norm.weight"], views["self_attn.k_norm.weight"] = pair
         return views
 
@@ -320,6 +318,9 @@ class LayerKind(NamedTuple):
 
     sees: Any = False
     rope: int = 0
+
+
+SEE_ALL: Mapping[Any, Narrow | None] = {False: None}
 
 
 class PoolModel(nn.Module):
@@ -337,8 +338,8 @@ class PoolModel(nn.Module):
     def __init__(
         self,
         shape: DecoderShape,
-        kinds: tuple[LayerKind, ...],
-        narrows: Mapping[Any, Narrow | None],
+        kinds: tuple[LayerKind, ...] = (LayerKind(),),
+        narrows: Mapping[Any, Narrow | None] = SEE_ALL,
         ropes: tuple[RopeConfig, ...] = (),
     ) -> None:
         super().__init__()
@@ -460,9 +461,9 @@ class CompiledLayers:
         if not model.stack:
             return None
         first = model.stack[0]
-        packed = isinstance(first.down.kernel, PackedWeight)
+        packed = isinstance(first.o.kernel, PackedWeight) and first.experts is None
         alike = len({kind.sees for kind in model.kinds}) == 1 and first.kv_heads > 0
-        known = first.activation is F.silu and not (first.norms_after or first.joint_qk_norm)
+        known = first.activation is F.silu and not (first.norms_after or first.joint)
         return cls(model) if packed and alike and known else None
 
     @torch.inference_mode()
@@ -580,7 +581,7 @@ def settle_(model: nn.Module) -> None:
     """The weights no longer change. The parts of every module become plain attributes: torch
     searches three tables for them, which a model that only runs forwards does not need."""
     for module in model.modules():
-        if isinstance(module, DecoderLayer):
-            module.settle_()
+        if isinstance(module, DecoderLayer) and module.qk_norm is not None and not module.joint:
+            module.norm_hd = module.qk_norm.detach().index_select(0, module.kind_h)
         for table in (module._modules, module._parameters, module._buffers):
             vars(module).update(table)

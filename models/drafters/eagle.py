@@ -10,16 +10,7 @@ from torch import Tensor, nn
 
 from ...ops.attention.backends import AttentionPlan
 from ...ops.kv.pool import KVCache
-from ..layers import (
-    DecoderLayer,
-    LayerKind,
-    Of,
-    PoolModel,
-    RMSNorm,
-    itself,
-    rms_norm,
-    wide_logits,
-)
+from ..layers import DecoderLayer, Of, PoolModel, RMSNorm, itself, rms_norm, wide_logits
 from ..linear import Linear
 from .config import Eagle3Config, EagleConfig
 
@@ -39,7 +30,7 @@ class EagleHead(PoolModel):
     mixes = True
 
     def __init__(self, config: EagleConfig | Eagle3Config) -> None:
-        super().__init__(config, (LayerKind(),), {False: None})
+        super().__init__(config)
         self.tap_ids = config.taps
         self.owned: frozenset[str] = frozenset()
         table_VH = torch.empty(config.vocab_size, config.hidden_size)

@@ -85,8 +85,7 @@ class Family:
         keys = {"qkv_bias": self.qkv_bias, "o_bias": self.o_bias, "mlp_bias": self.mlp_bias}
         shape |= {n: fields.flag(k) if isinstance(k, str) else k for n, k in keys.items()}
         return DecoderConfig(
-            **shape,
-            **own,
+            **{**shape, **own},
             family=self.name,
             activation=self.activation,
             num_layers=layers,

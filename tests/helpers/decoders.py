@@ -34,6 +34,7 @@ LONG = {
     "long_factor": [2.0, 3.0, 4.0, 5.0],
     "original_max_position_embeddings": 32,
 }
+EXPERTS = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 12, "head_dim": 8}
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", {}),
     "llama-biases-head_dim": (
@@ -83,6 +84,12 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             "tie_word_embeddings": True,
         },
     ),
+    "qwen3_moe": ("qwen3_moe", {}),
+    "qwen3_moe-shares-window-tied": (
+        "qwen3_moe",
+        {"norm_topk_prob": True, "use_sliding_window": True, "sliding_window": 5}
+        | {"tie_word_embeddings": True, "attention_bias": True, "num_experts_per_tok": 3},
+    ),
     "olmo2": ("olmo2", {}),
     "olmo2-biases-tied": (
         "olmo2",
@@ -128,7 +135,8 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 
 def save(folder: Path, family: str, options: dict[str, Any]) -> None:
     torch.manual_seed(len(str(options)))
-    model = AutoModelForCausalLM.from_config(CONFIG_MAPPING[family](**SHAPE | options))
+    own = EXPERTS if family == "qwen3_moe" else {}
+    model = AutoModelForCausalLM.from_config(CONFIG_MAPPING[family](**SHAPE | own | options))
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.ndim == 1:  # norms and biases would otherwise be ones and zeros

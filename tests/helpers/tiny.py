@@ -46,6 +46,12 @@ BOOST = 1.0  # spread of the likely tokens' logits
 PUSHED_DOWN = 20.0
 OWN_KEYS: dict[str, dict[str, Any]] = {  # of families
     "mistral": {"sliding_window": None},
+    "qwen3_moe": {
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 24,
+        "norm_topk_prob": True,
+    },
     "phi3": {"partial_rotary_factor": 0.5},
     "gemma3_text": {
         "hidden_act": None,

@@ -163,6 +163,14 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
         {"model_type": "smollm3", "no_rope_layers": [1]},
         "`no_rope_layers` must hold 0 or 1 for each of 4 layers",
     ),
+    "layers without experts": (
+        {"model_type": "qwen3_moe", "mlp_only_layers": [0]},
+        r"layers without experts \(`mlp_only_layers`",
+    ),
+    "more experts than there are": (
+        {"model_type": "qwen3_moe", "num_experts": 4},
+        "8 experts for a token, of 4",
+    ),
     "capped logits": (
         {"model_type": "gemma3_text", "head_dim": 8, "final_logit_softcapping": 30.0},
         "`final_logit_softcapping` is not supported",

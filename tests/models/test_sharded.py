@@ -125,7 +125,10 @@ def test_what_cannot_be(folders: dict[str, Path], found: Any) -> None:
     assert all("the ranks are not alike" in one[2] for one in found)
 
 
-@pytest.mark.parametrize(("name", "what"), [("phi3", "fused projections"), ("olmo2", "norms over")])
+@pytest.mark.parametrize(
+    ("name", "what"),
+    [("phi3", "fused projections"), ("olmo2", "norms over"), ("qwen3_moe", "experts")],
+)
 def test_layers_without_parts_are_refused(name: str, what: str, tmp_path: Path) -> None:
     save(tmp_path, *CASES[name])
     for build in (partial(load_target, tmp_path, part=(0, 2)), partial(sharded, tmp_path)):
