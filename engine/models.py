@@ -71,6 +71,8 @@ def prepare_(target: Decoder, weights: str, place: torch.device, packed: bool = 
     if weights != FULL and not packed:
         reason = f"{weights} quantises whole rows, of which ranks that compute together have parts"
         raise ModelError(target.config.path, f"{reason}: take --weights full")
+    if weights != FULL and target.config.experts is not None:
+        raise ModelError(target.config.path, f"{weights} experts are not supported: --weights full")
     if weights != FULL and target.dtype == torch.float16:
         raise ModelError(target.config.path, f"{weights} needs another --dtype than float16")
     if weights != FULL or (packed and can_compile(place, target.dtype)):

@@ -51,7 +51,7 @@ class Blender(LayerHook):
     def __post_init__(self) -> None:
         self.positions_N = self.positions_BQ.flatten()
         self.slots_N = self.slots_BQ.flatten()
-        self.angles_R = self.model.angles(self.positions_N[self.blend.index_R])
+        self.angles = self.model.every_angles(self.positions_N[self.blend.index_R])
         self.slots_R = self.slots_N[self.blend.index_R]
         self.inputs = self.model.attention_inputs(self.positions_BQ, self.slots_BQ, self.attention)
         row_M = torch.arange(len(self.slots_N), device=self.slots_N.device)
@@ -164,6 +164,7 @@ class Blender(LayerHook):
 
     def _write_cached_(self, layer: int) -> None:
         """All cached rows of a layer into the pool, keys turned to their positions."""
-        turned_Rgd = rotate(self.blend.cached.keys_LRgd[layer], *self.angles_R)
+        angles = self.angles[self.model.kinds[layer].rope]
+        turned_Rgd = rotate(self.blend.cached.keys_LRgd[layer], *angles)
         values_gRd = self.blend.cached.values_LRgd[layer].transpose(0, 1)
         self.kv.write_(layer, self.slots_R, turned_Rgd.transpose(0, 1), values_gRd)

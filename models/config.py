@@ -20,12 +20,17 @@ THETA = 10000.0
 
 @dataclass(frozen=True, slots=True)
 class RopeConfig:
-    """How positions become angles; `trained` is the file's `max_position_embeddings`."""
+    """How positions become angles; `trained` is the file's `max_position_embeddings`. A kind that
+    no file names is `none`: all angles are 0."""
 
     kind: str
     theta: float
     settings: Mapping[str, Any]
     trained: int
+
+    def rotated(self, head_dim: int) -> int:
+        """How many of a head's numbers are turned."""
+        return int(head_dim * self.settings.get(PARTIAL, 1.0))
 
     @property
     def limit(self) -> int:
@@ -54,8 +59,14 @@ class DecoderShape:
     notes: tuple[str, ...] = ()
 
     def sizes(self) -> dict[str, Any]:
-        """The arguments of a drafter of the same shape: all but biases, norms and notes."""
-        return {f.name: getattr(self, f.name) for f in fields(DecoderShape) if f.default is MISSING}
+        """The arguments of a drafter of the same shape: all but biases, norms and notes. A drafter
+        turns whole heads."""
+        sizes = {
+            f.name: getattr(self, f.name) for f in fields(DecoderShape) if f.default is MISSING
+        }
+        if self.rope.rotated(self.head_dim) < self.head_dim:
+            sizes["rope"] = RopeConfig("default", self.rope.theta, {}, self.rope.limit)
+        return sizes
 
     def shape_json(self) -> dict[str, Any]:
         """The keys of a config.json of this shape, of an untied model."""
@@ -77,16 +88,38 @@ class DecoderShape:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertsConfig:
+    """Experts of a layer, and how many a token gets; their shares add up to 1 if `normalised`."""
+
+    count: int
+    per_token: int
+    normalised: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DecoderConfig(DecoderShape):
     """The shape of a decoder of one of the families.
 
     activation: of the MLP's gate, a function of torch.nn.functional. sliding: for each layer
     whether it sees only `window` positions back. dtype: of the weights; "" if not given. fused: the
-    file has one tensor for queries, keys and values, and one for gate and up."""
+    file has one tensor for queries, keys and values, and one for gate and up. norms: a key of
+    `layers.NORMS`. joint_qk_norm: the norms of queries and of keys are over all heads together.
+    centred_norms: a norm's factor is 1 + its weight. query_scale: a factor on queries, besides
+    attention's own 1 / sqrt(head_dim). scaled_embedding: by sqrt(hidden_size). experts: in place of
+    the MLP, of its inner size. ropes: further ones. layer_ropes: which one each layer has, 0 being
+    `rope`; empty: all that."""
 
     family: str
     activation: str = "silu"
     fused: bool = False
+    norms: str = "before"
+    joint_qk_norm: bool = False
+    centred_norms: bool = False
+    query_scale: float = 1.0
+    scaled_embedding: bool = False
+    experts: ExpertsConfig | None = None
+    ropes: tuple[RopeConfig, ...] = ()
+    layer_ropes: tuple[int, ...] = ()
     num_layers: int
     tied: bool = False
     window: int = 0
@@ -106,9 +139,12 @@ class DecoderConfig(DecoderShape):
             raise ModelError(self.path, why)
 
 
-def shape_fields(fields: Fields, trained: int, head_dim: int = 0) -> dict[str, Any]:
+def shape_fields(
+    fields: Fields, trained: int, head_dim: int = 0, theta: float = THETA, *, partial: bool = False
+) -> dict[str, Any]:
     """The fields of a `DecoderShape` but biases and norms; ModelError names a wrong key. trained,
-    head_dim: positions and a head's size where the file is silent (0: hidden size / heads)."""
+    head_dim, theta: positions, a head's size (0: hidden size / heads) and the base of the angles
+    where the file is silent. partial: RoPE may turn a part of a head only."""
     hidden = fields.integer("hidden_size")
     heads = fields.integer("num_attention_heads")
     kv_heads = fields.integer("num_key_value_heads", heads)
@@ -121,7 +157,9 @@ def shape_fields(fields: Fields, trained: int, head_dim: int = 0) -> dict[str, A
     head_dim = fields.integer("head_dim", head_dim or hidden // heads)
     if head_dim % 2:
         raise fields.wrong(f"head_dim {head_dim} is odd; RoPE needs pairs")
-    rope, notes = _rope(fields, trained, head_dim)
+    rope, notes = rope_fields(fields, trained, head_dim, theta)
+    if rope.rotated(head_dim) != head_dim and not partial:
+        raise fields.wrong(f"`{PARTIAL}` other than 1 is not supported")
     return {
         "path": fields.path,
         "vocab_size": fields.integer("vocab_size"),
@@ -161,7 +199,9 @@ def layer_types(fields: Fields, layers: int) -> tuple[bool, ...]:
     return tuple(t == "sliding_attention" for t in types)
 
 
-def _rope(fields: Fields, assumed: int, head_dim: int) -> tuple[RopeConfig, tuple[str, ...]]:
+def rope_fields(
+    fields: Fields, assumed: int, head_dim: int, base: float
+) -> tuple[RopeConfig, tuple[str, ...]]:
     """Both spellings: `rope_theta` with `rope_scaling`, and transformers 5's `rope_parameters`; and
     notes of what is assumed where the file is silent or gives two bases."""
     scaling = fields.section("rope_scaling")
@@ -172,24 +212,29 @@ def _rope(fields: Fields, assumed: int, head_dim: int) -> tuple[RopeConfig, tupl
         raise fields.wrong(f"rope type {kind!r} is not supported ({', '.join(ROPE_KINDS)})")
     if any(isinstance(value, dict) for value in inner.values.values()):
         raise fields.wrong("rope settings per layer type are not supported")
-    theta = inner.number("rope_theta", fields.number("rope_theta", THETA))
+    theta = inner.number("rope_theta", fields.number("rope_theta", base))
     settings = {k: v for k, v in inner.values.items() if k not in RENAMED}
     if kind in ("llama3", "yarn", "longrope"):
         settings[ORIGINAL] = fields.integer(ORIGINAL, inner.integer(ORIGINAL, trained))
-    if fields.number(PARTIAL, 1.0) != 1.0 or inner.number(PARTIAL, 1.0) != 1.0:
-        raise fields.wrong(f"`{PARTIAL}` other than 1 is not supported")
+    settings.pop(PARTIAL, None)
+    part = inner.number(PARTIAL, fields.number(PARTIAL, 1.0))
+    if part != 1.0:
+        settings[PARTIAL] = part
+    turned = int(head_dim * part)
+    if not 0 < turned <= head_dim or turned % 2:
+        raise fields.wrong(f"`{PARTIAL}` {part:g} turns {turned} of {head_dim} numbers of a head")
     for key in ROPE_NUMBERS.get(kind, ()):
         if inner.number(key, 0.0) == 0.0:
             raise inner.wrong(f"rope type {kind!r} needs `{key}`")
     for key in ("short_factor", "long_factor") if kind == "longrope" else ():
         value = inner.get(key)
-        if not isinstance(value, list) or len(value) != head_dim // 2:
-            raise inner.wrong(f"`{key}` must hold {head_dim // 2} numbers")
+        if not isinstance(value, list) or len(value) != turned // 2:
+            raise inner.wrong(f"`{key}` must hold {turned // 2} numbers")
     top = fields.get("rope_theta")
     below = inner.get("rope_theta")
     notes = []
     if top is None and below is None:
-        notes.append(f"`rope_theta` is not given: {THETA:g} assumed")
+        notes.append(f"`rope_theta` is not given: {base:g} assumed")
     elif None not in (top, below) and top != below:
         notes.append(f"`rope_theta` is {top} at the top and {below} below: {below} is used")
     if fields.get(TRAINED) is None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import NamedTuple, Self
 
 import torch
@@ -17,14 +17,18 @@ from ..ops.layer_plan import LayerPlan, LayerStatus, compile_layer_plan
 from .blend import Blender
 from .codes import FULL
 from .config import DecoderConfig
-from .integer import wide_norm
+from .files import ModelError
+from .integer import wide_centred_norm, wide_norm
 from .layers import (
+    BEFORE_ATTENTION,
     AttentionInputs,
     DecoderLayer,
     LayerHook,
+    LayerKind,
     Of,
     PoolModel,
     RMSNorm,
+    centred_norm,
     itself,
     rms_norm,
     rotate_back,
@@ -52,9 +56,14 @@ class Share(NamedTuple):
 
     @classmethod
     def of(cls, config: DecoderConfig, index: int = 0, count: int = 1) -> Self:
-        """Part `index` of `count` equal ones; ValueError if `index` is out of range."""
+        """Part `index` of `count` equal ones; ValueError if `index` is out of range, ModelError if
+        the layers have no parts."""
         if not 0 <= index < count:
             raise ValueError(f"part {index} of {count} does not exist")
+        whole = "fused projections" if config.fused else "norms over all heads together"
+        if count > 1 and (config.fused or config.joint_qk_norm or config.experts is not None):
+            whole = whole if config.experts is None else "experts"
+            raise ModelError(config.path, f"{whole} cannot be divided among ranks")
         sizes = (config.kv_heads, config.intermediate_size, config.vocab_size)
         return cls(*(part(size, index, count) for size in sizes))
 
@@ -81,7 +90,9 @@ class Decoder(PoolModel):
     def __init__(self, config: DecoderConfig, share: Share | None = None) -> None:
         near = partial(window_mask, window=config.window)
         narrows = {slides: near if slides else None for slides in set(config.sliding)}
-        super().__init__(config, config.sliding, narrows)
+        ropes = config.layer_ropes or (0,) * config.num_layers
+        kinds = tuple(map(LayerKind, config.sliding, ropes))
+        super().__init__(config, kinds, narrows, config.ropes)
         self.config = config
         self.vocab_size = config.vocab_size
         self.max_positions = config.rope.limit
@@ -95,6 +106,8 @@ class Decoder(PoolModel):
         self.embed = nn.Parameter(torch.empty(config.vocab_size, config.hidden_size))
         self.layers = nn.ModuleList(DecoderLayer(shape) for _ in range(config.num_layers))
         self.norm = RMSNorm(config.hidden_size, config.eps)
+        if config.centred_norms:
+            self.normalise = centred_norm
         self.lm_head = Linear(config.hidden_size, len(self.share.vocabulary), bias=False)
 
     @property
@@ -105,17 +118,25 @@ class Decoder(PoolModel):
     def compute_dtype(self) -> torch.dtype:
         return torch.float64 if self.integer else self.dtype
 
+    @cached_property
+    def embed_scale(self) -> float:
+        """In the dtype of the weights, as in transformers."""
+        size = self.hidden_size if self.config.scaled_embedding else 1
+        return float(torch.tensor(size**0.5, dtype=self.dtype))
+
     def embedded(self, tokens_N: Tensor) -> Tensor:
         x_NH = F.embedding(tokens_N, self.embed)
-        return x_NH.double() if self.integer else x_NH
+        x_NH = x_NH.double() if self.integer else x_NH
+        return x_NH if self.embed_scale == 1 else x_NH * self.embed_scale
 
     def compile_(self, kind: str, borrowed: Mapping[int, Product | None] | None = None) -> None:
         super().compile_(kind, borrowed)
         self.weights = kind
         if kind != FULL:
+            norm = wide_centred_norm if self.config.centred_norms else wide_norm
             for layer in self.stack:
-                layer.normalise = wide_norm
-            self.normalise = wide_norm
+                layer.normalise = norm
+            self.normalise = norm
             self.integer = True
         if self.compiled is not None:
             self.compiled.warm_up()
@@ -182,7 +203,7 @@ class Decoder(PoolModel):
     def run_layers(
         self,
         x_NH: Tensor,
-        inputs: Mapping[bool, AttentionInputs],
+        inputs: Mapping[LayerKind, AttentionInputs],
         kv: KVCache,
         taps: tuple[int, ...],
         hook: LayerHook | None = None,
@@ -194,7 +215,7 @@ class Decoder(PoolModel):
                 states.append(x_NH if hook is None else hook.tap(x_NH, len(states)))
             if hook is not None:
                 inputs = hook.inputs
-            normed_NH = layer.normalise(x_NH, layer.input_layernorm.weight, layer.eps)
+            normed_NH = layer.normed(BEFORE_ATTENTION, x_NH)
             own_inputs = inputs[self.kinds[index]]
             x_NH = layer.forward(normed_NH, x_NH, index, own_inputs, kv=kv, hook=hook)
         if self.num_layers in taps:
@@ -213,7 +234,8 @@ class Decoder(PoolModel):
                 raise ValueError(f"layer status {name} (layer {layer}) needs cached rows")
         if blend is not None and plan != compile_layer_plan(blend.settings, self.num_layers):
             raise ValueError(f"the layer plan {list(map(int, plan))} is not the blend's")
-        if blend is not None and blend.settings.mask == "bottom_right" and any(self.kinds):
+        slides = any(self.config.sliding)
+        if blend is not None and blend.settings.mask == "bottom_right" and slides:
             window = self.config.window
             raise ValueError(f"`mask: bottom_right` excludes the model's sliding window {window}")
         if taps and not 0 <= min(taps) <= max(taps) <= self.num_layers:
@@ -263,7 +285,9 @@ class Decoder(PoolModel):
     def before_rope(self, keys_LRgd: Tensor, positions_R: Tensor) -> Tensor:
         """Keys of a pool [layers, R, kv_heads, head_dim], as before RoPE at int64 positions."""
         wide = torch.promote_types(self.dtype, torch.float32)
-        cos, sin = (angle.to(wide) for angle in self.angles(positions_R))
+        pairs = self.every_angles(positions_R)
+        ropes_L = [kind.rope for kind in self.kinds]
+        cos, sin = (torch.stack(part).to(wide)[ropes_L] for part in zip(*pairs, strict=True))
         return rotate_back(keys_LRgd.to(wide), cos, sin).to(self.dtype)
 
     def published(self, of: Of = itself) -> dict[str, Tensor]:
@@ -281,7 +305,7 @@ class Decoder(PoolModel):
 class KeyRecorder(LayerHook):
     """Collects all layers' keys before RoPE, [R, kv_heads, head_dim], but the first `drop`."""
 
-    inputs: Mapping[bool, AttentionInputs]
+    inputs: Mapping[LayerKind, AttentionInputs]
     drop: int
     keys: list[Tensor] = field(default_factory=list)
 

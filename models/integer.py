@@ -56,6 +56,11 @@ def wide_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps) * weight.double()
 
 
+def wide_centred_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """`layers.centred_norm` in float64."""
+    return wide_norm(x, 1.0 + weight.double(), eps)
+
+
 # -- the same arithmetic in transformers' model ---------------------------------------------------
 
 
@@ -76,7 +81,9 @@ def as_reference(folder: Path, dtype: torch.dtype, kind: str) -> Any:
     from transformers.utils import logging
 
     logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).train(False)
+    # Other products of experts do not have every dtype.
+    own: Any = {"dtype": dtype, "experts_implementation": "eager"}
+    model: Any = AutoModelForCausalLM.from_pretrained(folder, **own).train(False)
     if kind == FULL:
         return model
     model = model.double()
@@ -101,6 +108,9 @@ def as_reference(folder: Path, dtype: torch.dtype, kind: str) -> Any:
             module.forward = partial(reference_linear, **wide, bias_O=bias_O)
             module.weight = None  # frees its memory
         elif type(module).__name__.endswith("RMSNorm"):
-            norm = {"weight": module.weight.detach(), "eps": module.variance_epsilon}
-            module.forward = partial(wide_norm, **norm)
+            weight = module.weight.detach()
+            if type(module).__name__.startswith("Gemma"):
+                module.forward = partial(wide_norm, weight=1.0 + weight, eps=module.eps)
+            else:
+                module.forward = partial(wide_norm, weight=weight, eps=module.variance_epsilon)
     return model

@@ -103,7 +103,7 @@ class ShardedDecoder(Decoder):
             super().__init__(config, share)
         self.ranks = ranks
         self.whole = True  # together with the other ranks
-        for name in ("known_tokens", "notes", "weights", "frequencies", "embed", "norm"):
+        for name in ("known_tokens", "notes", "weights", "frequencies_RF", "embed", "norm"):
             setattr(self, name, getattr(replica, name))
         columns = inner_share.columns
         heads = inner_share.kv_heads
@@ -115,7 +115,7 @@ class ShardedDecoder(Decoder):
 
         try:
             for rank_layer, layer in zip(self.stack, replica.stack, strict=True):
-                for name in ("input_layernorm", "post_attention_layernorm", "qk_norm"):
+                for name in (*filter(None, layer.norm_names), "qk_norm"):
                     setattr(rank_layer, name, getattr(layer, name))
                 queries = rows(0, self.groups * dim)
                 keys = rows(layer.heads * dim, dim)

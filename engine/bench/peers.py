@@ -193,9 +193,10 @@ def write_gguf(file: Path, folder: Path, stored: Stored) -> Path:
     """A checkpoint's weights as llama.cpp reads them, without a tokenizer; raises ModelError."""
     target = load_target(folder, torch.float32)
     config = target.config
-    if config.rope.kind != "default" or config.window:
-        raise ModelError(config.path, "positions or windows that are not written as GGUF here")
-    arch = ARCHITECTURES[config.family]
+    arch = ARCHITECTURES.get(config.family)
+    if arch is None or config.rope.kind != "default" or config.window:
+        what = "a family, positions or windows"
+        raise ModelError(config.path, f"{what} that are not written as GGUF here")
     writer = gguf.GGUFWriter(file, arch)
     writer.add_context_length(config.rope.limit)
     writer.add_embedding_length(config.hidden_size)

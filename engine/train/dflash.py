@@ -201,12 +201,13 @@ class DFlashTrainer(Trainer):
         )
         drafter = DFlashDraftModel(config, TargetEnds(teacher.embedding, teacher.head))
         draw_(drafter.published(), settings.seed)
-        target = teacher.model.base_model
-        drafter.norm.weight.copy_(target.norm.weight)
-        drafter.hidden_norm.weight.copy_(target.layers[-1].input_layernorm.weight)
+        drafter.norm.weight.copy_(teacher.norm_H)
+        if (norm_H := teacher.layer_weights(-1).get("input_layernorm.weight")) is not None:
+            drafter.hidden_norm.weight.copy_(norm_H)
         drafter.fc.weight[:, -len(drafter.fc.weight) :].fill_diagonal_(1.0)
-        for layer, last in zip(reversed(drafter.stack), reversed(target.layers), strict=False):
-            copy_equal_(layer.published(), dict(last.named_parameters()))
+        count = min(len(drafter.stack), shape.num_layers)
+        for index in range(-1, -1 - count, -1):
+            copy_equal_(drafter.stack[index].published(), teacher.layer_weights(index))
         super().__init__(settings, teacher, drafter.to(teacher.device))
 
     def loss(self, batch: TrainingBatch, generator: torch.Generator) -> LossReport:

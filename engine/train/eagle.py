@@ -61,8 +61,9 @@ class EagleTrainer(Trainer):
         shapes are equal, behind `wide` columns of the projections' inputs."""
         draw_(drafter.published(), settings.seed)
         drafter.fc.weight[:, -len(drafter.fc.weight) :].fill_diagonal_(1.0)
-        source = dict(teacher.model.base_model.layers[-1].named_parameters())
-        source["hidden_norm.weight"] = source.pop("input_layernorm.weight")
+        source = teacher.layer_weights(-1)
+        if (norm_H := source.pop("input_layernorm.weight", None)) is not None:
+            source["hidden_norm.weight"] = norm_H
         copy_equal_(drafter.layer.published(), source, skip=wide)
         drafter.to(teacher.device)
         drafter.embed_tokens.weight = nn.Parameter(teacher.embedding, requires_grad=False)
@@ -199,7 +200,7 @@ class Eagle3Trainer(EagleTrainer):
         super().__init__(settings, teacher, drafter, wide=target.hidden_size)
         self.head_DH = teacher.head[ids]
         drafter.lm_head.weight.copy_(self.head_DH)
-        drafter.norm.weight.copy_(teacher.model.base_model.norm.weight)
+        drafter.norm.weight.copy_(teacher.norm_H)
         drafter.d2t.copy_(ids - torch.arange(len(ids)))
         drafter.t2d.fill_(False)[ids] = True
 

@@ -12,6 +12,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from ...models.config import DecoderConfig
 from ...models.families import decoder_config
+from ...models.layers import BEFORE_ATTENTION, BEFORE_MLP, NORMS
 from ...models.linear import has_products
 from ...models.load.tokenizer import load_tokenizer, stop_ids
 from .data import TrainingBatch
@@ -41,7 +42,24 @@ class Teacher:
         # [V, H] both, and the same where they are tied.
         self.embedding: Tensor = self.model.get_input_embeddings().weight.detach()
         self.head: Tensor = self.model.get_output_embeddings().weight.detach()
+        self.norm_H: Tensor = self.factor(self.model.base_model.norm.weight)
         self.stops = stop_ids(self.config, self.tokenizer)
+
+    def factor(self, norm_H: Tensor) -> Tensor:
+        """What a norm multiplies by, by its weight."""
+        return 1.0 + norm_H if self.config.centred_norms else norm_H
+
+    def layer_weights(self, index: int) -> dict[str, Tensor]:
+        """A layer's parameters under a drafter's names, which has norms before attention and MLP
+        only."""
+        named = self.model.base_model.layers[index].named_parameters()
+        weights = {n: self.factor(w) if n.endswith("norm.weight") else w for n, w in named}
+        names = NORMS[self.config.norms]
+        norms = [weights.pop(f"{name}.weight", None) for name in names]
+        for place in (BEFORE_ATTENTION, BEFORE_MLP):
+            if (norm := norms[place]) is not None:
+                weights[f"{NORMS['before'][place]}.weight"] = norm
+        return weights
 
     def encode(self, text: str) -> list[int]:
         return list(self.tokenizer.backend_tokenizer.encode(text, add_special_tokens=False).ids)

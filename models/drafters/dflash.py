@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from ...ops.attention.backends import AttentionPlan
 from ...ops.kv.pool import KVCache
-from ..layers import DecoderLayer, PoolModel, RMSNorm, wide_logits
+from ..layers import DecoderLayer, LayerKind, PoolModel, RMSNorm, wide_logits
 from ..linear import Linear
 from ..packed import Product
 from .config import DFlashConfig, Reach
@@ -37,7 +37,7 @@ class DFlashDraftModel(PoolModel):
 
     def __init__(self, config: DFlashConfig, ends: TargetEnds) -> None:
         narrows = {reach: partial(within, reach=reach) for reach in set(config.reaches)}
-        super().__init__(config, config.reaches, narrows)
+        super().__init__(config, tuple(map(LayerKind, config.reaches)), narrows)
         self.tap_ids = config.tap_ids
         self.config = config
         self.ends = ends

@@ -30,7 +30,7 @@ class EagleHead(PoolModel):
     mixes = True
 
     def __init__(self, config: EagleConfig | Eagle3Config) -> None:
-        super().__init__(config, (False,), {False: None})
+        super().__init__(config)
         self.tap_ids = config.taps
         self.owned: frozenset[str] = frozenset()
         table_VH = torch.empty(config.vocab_size, config.hidden_size)
@@ -56,7 +56,7 @@ class EagleHead(PoolModel):
                 residual_NH, positions_BQ, slots_BQ, attention, kv=kv, mixed_NW=mixed_NW
             )
         else:
-            inputs = self.attention_inputs(positions_BQ, slots_BQ, attention)[False]
+            inputs = self.attention_inputs(positions_BQ, slots_BQ, attention)[self.kinds[0]]
             out_NH = self.layer(mixed_NW, residual_NH, 0, inputs, kv=kv)
         return torch.unflatten(self.to_features(out_NH), 0, tokens_BQ.shape)
 

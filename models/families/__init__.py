@@ -6,51 +6,65 @@ from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
 from pkgutil import iter_modules
-from typing import ClassVar
+from typing import Any, ClassVar
 
-from ..config import DecoderConfig, check_supported, layer_types, shape_fields
+from ..config import THETA, DecoderConfig, check_supported, layer_types, shape_fields
 from ..files import Fields, inside, read_fields, read_json
 
 DTYPES = ("", "float32", "bfloat16", "float16", "float64")
 CUSTOM_CODE = {"AutoConfig", "AutoModel", "AutoModelForCausalLM"}
 ATTENTION = "attention_bias"
+Values = Mapping[str, Any]
 
 
 class Family:
     """One family; the defaults are those of a plain Llama.
 
-    name: `model_type` in config.json. max_positions, head_dim: where config.json is silent; a
-    head_dim of 0 is hidden size / heads. activation: of the MLP's gate, a function of
+    name: `model_type` in config.json. max_positions, head_dim, theta: where config.json is silent;
+    a head_dim of 0 is hidden size / heads. activation: of the MLP's gate, a function of
     torch.nn.functional. qk_norm: queries and keys have norms. qkv_bias, o_bias, mlp_bias: whether
     these projections have a bias, or the key of config.json that says so. window_switch: the key
-    that turns on windows. fused: see `DecoderConfig`. renamed: keys with other names than
-    Llama's -> Llama's names."""
+    that turns on windows. partial: RoPE may turn a part of a head. renamed: keys with other names
+    than Llama's -> Llama's names. defaults: of keys that a file may lack, if other than Llama's."""
 
     name: ClassVar[str]
     max_positions: ClassVar[int]
     head_dim: ClassVar[int] = 0
+    theta: ClassVar[float] = THETA
     activation: ClassVar[str] = "silu"
     qk_norm: ClassVar[bool] = False
     qkv_bias: ClassVar[str | bool] = False
     o_bias: ClassVar[str | bool] = False
     mlp_bias: ClassVar[str | bool] = False
     window_switch: ClassVar[str] = ""
-    fused: ClassVar[bool] = False
+    partial: ClassVar[bool] = False
     renamed: ClassVar[Mapping[str, str]] = {}
+    defaults: ClassVar[Values] = {}
+
+    def llama_fields(self, fields: Fields) -> Fields:
+        """config.json with Llama's keys."""
+        renamed = {self.renamed.get(key, key): value for key, value in fields.values.items()}
+        return Fields(fields.path, {**self.defaults, **renamed})
 
     def windows(self, fields: Fields, layers: int) -> tuple[int, tuple[bool, ...]]:
         """The sliding window, and for each layer whether it has one, as transformers reads them."""
         window = window_size(fields) if fields.flag(self.window_switch) else 0
         return window, layer_types(fields, layers) if window else (False,) * layers
 
+    def own(self, fields: Fields, shape: Values, sliding: tuple[bool, ...]) -> Values:
+        """Further fields of `DecoderConfig`. shape: those of `DecoderShape`."""
+        return {}
+
     def config(self, fields: Fields) -> DecoderConfig:
         """A config.json of this family, checked; ModelError names the key that is wrong."""
-        renamed = {self.renamed.get(key, key): value for key, value in fields.values.items()}
-        fields = Fields(fields.path, renamed)
+        fields = self.llama_fields(fields)
         check_supported(fields, fields, self.activation)
-        shape = shape_fields(fields, self.max_positions, self.head_dim)
+        shape = shape_fields(
+            fields, self.max_positions, self.head_dim, self.theta, partial=self.partial
+        )
         layers = fields.integer("num_hidden_layers")
         window, sliding = self.windows(fields, layers)
+        own = self.own(fields, shape, sliding)
         if window >= shape["rope"].limit:  # reaches back over every possible sequence
             sliding = (False,) * layers
         # `dtype` in files of transformers 5, `torch_dtype` before
@@ -71,10 +85,9 @@ class Family:
         keys = {"qkv_bias": self.qkv_bias, "o_bias": self.o_bias, "mlp_bias": self.mlp_bias}
         shape |= {n: fields.flag(k) if isinstance(k, str) else k for n, k in keys.items()}
         return DecoderConfig(
-            **shape,
+            **{**shape, **own},
             family=self.name,
             activation=self.activation,
-            fused=self.fused,
             num_layers=layers,
             qk_norm=self.qk_norm,
             tied=fields.flag("tie_word_embeddings"),

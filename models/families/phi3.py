@@ -1,15 +1,18 @@
 """Phi-3 and Phi-4: Llama with queries, keys and values in one tensor, and gate and up in one; all
-layers may have one sliding window."""
+layers may have one sliding window, and RoPE may turn a part of each head."""
 
 from ..files import Fields
-from . import Family
+from . import Family, Values
 
 
 class Phi3(Family):
     name = "phi3"
     max_positions = 4096
-    fused = True
+    partial = True
 
     def windows(self, fields: Fields, layers: int) -> tuple[int, tuple[bool, ...]]:
         given = fields.get("sliding_window") is not None
         return fields.integer("sliding_window") if given else 0, (given,) * layers
+
+    def own(self, fields: Fields, shape: Values, sliding: tuple[bool, ...]) -> Values:
+        return {"fused": True}

@@ -279,8 +279,6 @@ def load_target(
     _check_layers(config.path, config.num_layers, stored)
     tied = (LM_HEAD,) if config.tied and LM_HEAD not in stored else ()
     share = Share.of(config, index, count)
-    if config.fused and count > 1:
-        raise ModelError(config.path, "fused projections cannot be divided among ranks")
     if tied or whole_head:
         share = share._replace(vocabulary=range(config.vocab_size))
     decoder = on_meta(config.path, lambda: Decoder(config, share))

@@ -41,6 +41,10 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "mistral": {"context": 1.5, "window": 17},
     "mistral, narrow": {"context": 1.5, "window": 5},
     "phi3": {"context": 1.5, "window": 17},
+    "gemma3_text": {"context": 1.5, "window": 17},
+    "olmo2": {"context": 1.5},
+    "qwen3_moe": {"context": 1.5},
+    "smollm3": {"context": 1.5},
 }
 """Models whose text hangs on what they read, so that wrong rows and positions show."""
 GRAPHS = {

@@ -84,7 +84,7 @@ def target(name: str, folder: Path, dtype: torch.dtype, window: int = 0) -> Deco
     model = load_target(folder, dtype)
     if dtype == torch.float64:  # the vectors' tables are float64 too
         exponents = torch.arange(0, model.head_dim, 2, dtype=dtype) / model.head_dim
-        model.frequencies = c["rope_theta"] ** -exponents
+        model.frequencies_RF = c["rope_theta"] ** -exponents[None]
     return model
 
 

@@ -167,7 +167,8 @@ class Reference:
 
     def model(self, dtype: torch.dtype) -> Any:
         if dtype not in self.models:
-            model = AutoModelForCausalLM.from_pretrained(self.folder, dtype=dtype)
+            own: Any = {"dtype": dtype, "experts_implementation": "eager"}  # for float64
+            model = AutoModelForCausalLM.from_pretrained(self.folder, **own)
             self.models[dtype] = model.eval()
         return self.models[dtype]
 

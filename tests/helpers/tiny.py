@@ -37,13 +37,29 @@ from specsot.models.drafters.config import (
 from specsot.models.drafters.dflash import DFlashDraftModel, TargetEnds
 from specsot.models.drafters.eagle import EMBEDDING, Eagle, Eagle3
 from specsot.models.families import decoder_config
-from specsot.models.layers import DecoderLayer, PoolModel
+from specsot.models.layers import AFTER_ATTENTION, AFTER_MLP, DecoderLayer, PoolModel
 from specsot.models.load.weights import SINGLE, load_target
 
 BOS, EOS, PAD = 1, 2, 3  # id 0 is an ordinary token here, and a likely one
 SPECIAL = {"bos_token": "<bos>", "eos_token": "<eos>", "pad_token": "<pad>"}
 BOOST = 1.0  # spread of the likely tokens' logits
 PUSHED_DOWN = 20.0
+OWN_KEYS: dict[str, dict[str, Any]] = {  # of families
+    "mistral": {"sliding_window": None},
+    "qwen3_moe": {
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 24,
+        "norm_topk_prob": True,
+    },
+    "phi3": {"partial_rotary_factor": 0.5},
+    "gemma3_text": {
+        "hidden_act": None,
+        "hidden_activation": "gelu_pytorch_tanh",
+        "query_pre_attn_scalar": 24,
+        "rope_local_base_freq": 100.0,
+    },
+}
 STEPS = (1, 3)  # a token's successors lie so far on in the cycle of likely tokens: no short loops
 
 
@@ -73,6 +89,14 @@ def write_tiny_target(
     with torch.no_grad():
         for name, view in decoder.published().items():
             view.copy_(_target_weight(name, view, draw, context / layers**0.5))
+        gain = 0.7 * context / layers**0.5
+        gain *= hidden**0.5 if decoder.config.scaled_embedding else 1.0
+        for layer in decoder.stack if decoder.config.norms != "before" else ():
+            for place in (AFTER_ATTENTION, AFTER_MLP):  # what o and down add is of size 1 there
+                getattr(layer, layer.norm_names[place]).weight.mul_(gain)
+        for name, view in decoder.published().items() if decoder.config.centred_norms else ():
+            if name.endswith("norm.weight"):
+                view.sub_(1.0)
         _restrict_(decoder.lm_head.weight, decoder.embed, restrict, draw)
     save(folder, decoder.published())
     return folder
@@ -100,7 +124,7 @@ def _target_json(
         "eos_token_id": EOS,
         "pad_token_id": PAD,
         "torch_dtype": "float32",
-    } | ({"sliding_window": None} if family == "mistral" else {})
+    } | OWN_KEYS.get(family, {})
 
 
 def _target_weight(name: str, like: Tensor, draw: torch.Generator, gain: float) -> Tensor:
@@ -194,7 +218,7 @@ def _aim_(drafter: Eagle3, target: Decoder, feature: float, draw: torch.Generato
     for norm in (drafter.midlayer.input_layernorm, drafter.midlayer.hidden_norm):
         norm.weight.add_(1.0)
     drafter.midlayer.post_attention_layernorm.weight.add_(1.0)
-    drafter.norm.weight.add_(target.norm.weight)
+    drafter.norm.weight.add_(target.norm.weight + target.config.centred_norms)
     attend_to_itself_(drafter.midlayer, hidden, draw)
     likely = likely_ids(target.lm_head.weight)
     rest = torch.tensor([i for i in range(target.vocab_size) if i not in likely.tolist()])
@@ -328,9 +352,9 @@ def _aim_dflash_(drafter: DFlashDraftModel, target: Decoder) -> None:
         view.add_(1.0 if view.ndim == 1 else 0.0)
     drafter.fc.weight[:, :hidden] += torch.eye(hidden)
     drafter.hidden_norm.weight.mul_(FAINT)
-    drafter.norm.weight.copy_(target.norm.weight)
+    drafter.norm.weight.copy_(target.norm.weight + target.config.centred_norms)
     views, maps_dHH = drafter.stack[0].published(), _maps(drafter, target)
-    _look_back_(views, drafter.frequencies, len(maps_dHH))
+    _look_back_(views, drafter.frequencies_RF[0], len(maps_dHH))
     views["self_attn.v_proj.weight"].add_(maps_dHH.flatten(0, 1))
     views["self_attn.o_proj.weight"].add_(LOUD * torch.eye(hidden).repeat(1, len(maps_dHH)))
 
@@ -352,7 +376,8 @@ def _maps(drafter: DFlashDraftModel, target: Decoder) -> Tensor:
     stands one token before that distance (the head does the last step), and the mask's to zero."""
     ids_L = likely_ids(target.lm_head.weight)
     token_LH, mask_H = target.embed[ids_L], target.embed[drafter.mask_token_id]
-    step_LL = F.linear(target.norm(token_LH), target.lm_head.weight[ids_L]).softmax(-1)
+    normed_LH = target.normalise(token_LH, target.norm.weight, target.norm.eps)
+    step_LL = F.linear(normed_LH, target.lm_head.weight[ids_L]).softmax(-1)
     size = token_LH.shape[-1:]
     known_LH = F.rms_norm(torch.cat((token_LH, mask_H[None])), size)
     solve_HL = torch.linalg.pinv(known_LH)

@@ -40,6 +40,9 @@ def test_defaults_are_those_of_transformers(tmp_path: Path) -> None:
     assert read(tmp_path, model_type="qwen3").head_dim == 128
     assert read(tmp_path, model_type="qwen2").qkv_bias
     assert not read(tmp_path, model_type="qwen2", attention_bias=True).o_bias
+    assert read(tmp_path, model_type="olmo2").eps == 1e-5
+    smollm3 = read(tmp_path, model_type="smollm3")
+    assert (smollm3.rope.theta, smollm3.tied, smollm3.layer_ropes) == (2e6, True, (0, 0, 0, 1))
 
 
 def test_windows(tmp_path: Path) -> None:
@@ -54,6 +57,32 @@ def test_windows(tmp_path: Path) -> None:
     types = ["sliding_attention", *["full_attention"] * 3]
     named = read(tmp_path, **qwen, use_sliding_window=True, layer_types=types)
     assert named.sliding == (True,) + (False,) * 3
+
+
+def test_sliding_layers_of_gemma_have_their_own_rope(tmp_path: Path) -> None:
+    gemma = {"model_type": "gemma3_text", "head_dim": 8}
+    scaling = {"rope_type": "linear", "factor": 8}
+    old = {"rope_theta": 5e5, "rope_local_base_freq": 50.0, "rope_scaling": scaling}
+    full = scaling | {"rope_theta": 5e5}
+    types = ["sliding_attention", "full_attention"] * 2
+    new = {"full_attention": full, "sliding_attention": {"rope_theta": 50.0}}
+    found = [
+        read(tmp_path, **gemma, **old, sliding_window_pattern=2),
+        read(tmp_path, **gemma, rope_parameters=new, layer_types=types, sliding_window=4096),
+    ]
+    assert found[0] == found[1]
+    assert (found[0].rope.theta, found[0].ropes[0].theta) == (5e5, 50.0)
+    assert (found[0].sliding, found[0].layer_ropes) == ((True, False) * 2, (1, 0) * 2)
+    wide = read(tmp_path, **gemma, sliding_window_pattern=2, sliding_window=131072)
+    assert (wide.sliding, wide.layer_ropes) == ((False,) * 4, (1, 0) * 2)
+    assert (wide.rope.theta, wide.ropes[0].theta, wide.query_scale) == (1e6, 1e4, 32**-0.5)
+
+
+def test_drafters_of_a_partly_turned_target_turn_whole_heads(tmp_path: Path) -> None:
+    long = LONG | {"short_factor": [1.0] * 3, "long_factor": [2.0] * 3}
+    config = read(tmp_path, model_type="phi3", partial_rotary_factor=0.75, rope_scaling=long)
+    assert config.rope.rotated(config.head_dim) == 6
+    assert config.sizes()["rope"].rotated(config.head_dim) == 8
 
 
 def test_stop_ids_come_from_the_generation_config_first(tmp_path: Path) -> None:
@@ -102,7 +131,15 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "negative factor": ({"rope_scaling": {"type": "linear", "factor": -1}}, "`factor` must be"),
     "llama3 incomplete": ({"rope_scaling": {"type": "llama3", "factor": 2}}, "low_freq_factor"),
     "short longrope": ({"rope_scaling": LONG | {"long_factor": [1.0]}}, "must hold 4 numbers"),
-    "partial rotation": ({"partial_rotary_factor": 0.5}, "`partial_rotary_factor`"),
+    "partial rotation": ({"partial_rotary_factor": 0.5}, "`partial_rotary_factor` other than 1"),
+    "odd partial rotation": (
+        {"model_type": "phi3", "partial_rotary_factor": 0.4},
+        "`partial_rotary_factor` 0.4 turns 3 of 8 numbers of a head",
+    ),
+    "more than a head": (
+        {"model_type": "phi3", "rope_parameters": {"partial_rotary_factor": 1.5}},
+        "1.5 turns 12 of 8 numbers",
+    ),
     "no type": ({"drop": "model_type"}, "model_type None is not supported"),
     "unknown type": ({"model_type": "mamba"}, "'mamba' is not supported .*remote code is never"),
     "type a list": ({"model_type": ["llama"]}, "is not supported"),
@@ -121,6 +158,22 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "window layers": (
         {"model_type": "qwen2", "use_sliding_window": True, "max_window_layers": "x"},
         "`max_window_layers`",
+    ),
+    "too few no_rope_layers": (
+        {"model_type": "smollm3", "no_rope_layers": [1]},
+        "`no_rope_layers` must hold 0 or 1 for each of 4 layers",
+    ),
+    "layers without experts": (
+        {"model_type": "qwen3_moe", "mlp_only_layers": [0]},
+        r"layers without experts \(`mlp_only_layers`",
+    ),
+    "more experts than there are": (
+        {"model_type": "qwen3_moe", "num_experts": 4},
+        "8 experts for a token, of 4",
+    ),
+    "capped logits": (
+        {"model_type": "gemma3_text", "head_dim": 8, "final_logit_softcapping": 30.0},
+        "`final_logit_softcapping` is not supported",
     ),
     "window 0": ({"model_type": "mistral", "sliding_window": 0}, "`sliding_window` must be"),
 }
@@ -218,5 +271,5 @@ def test_what_a_family_does_not_have_is_refused(toy: str, tmp_path: Path) -> Non
     with pytest.raises(ModelError, match="`hidden_act` 'silu' is not supported"):
         decoder_config(folder)
     (folder / "config.json").write_text(json.dumps(raw | {"model_type": "toys"}))
-    with pytest.raises(ModelError, match=r"'toys' is not supported .*, qwen3, toy"):
+    with pytest.raises(ModelError, match=r"'toys' is not supported .*, toy\)"):
         decoder_config(folder)

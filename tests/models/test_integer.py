@@ -16,6 +16,7 @@ from specsot.engine.models import prepare_
 from specsot.engine.run.scoring import full_prefill
 from specsot.models.codes import INT4_GROUP, MAX_STEP, Int4, Int8, codes_of, quantised
 from specsot.models.decoder import Decoder
+from specsot.models.files import ModelError
 from specsot.models.integer import IntegerWeight, as_reference
 from specsot.models.linear import Linear
 from specsot.models.load.weights import load_target
@@ -46,13 +47,16 @@ def logits(target: Decoder, dtype: torch.dtype) -> Tensor:
     return full_prefill(target, IDS, dtype, CPU)[0].logits_RV
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "mistral", "phi3"])
+@pytest.mark.parametrize(
+    "family", ["llama", "qwen2", "qwen3", "mistral", "phi3", "olmo2", "smollm3", "gemma3_text"]
+)
 @pytest.mark.parametrize(("kind", "dtype"), [("int8", torch.float32), ("int4", torch.bfloat16)])
 @torch.inference_mode()
 def test_a_quantised_model_has_the_bits_of_transformers(
     family: str, kind: str, dtype: torch.dtype, tmp_path: Path
 ) -> None:
-    extra = {"sliding_window": 16} if family == "mistral" else {"head_dim": 20}
+    slides = family in ("mistral", "gemma3_text")
+    extra = {"sliding_window": 16} if slides else {"head_dim": 20}
     folder = write_tiny_target(tmp_path / "target", family, extra=extra)
     theirs = as_reference(folder, dtype, kind)
     expected_V = theirs(torch.tensor([IDS])).logits[0, -1].float()
@@ -61,6 +65,12 @@ def test_a_quantised_model_has_the_bits_of_transformers(
     assert torch.equal(ours, torch_only) and torch.equal(ours, expected_V)
     full = load_target(folder, dtype)
     assert not torch.allclose(logits(full, dtype)[0], ours, atol=1e-3), "codes are no full weights"
+
+
+def test_experts_are_not_quantised(tmp_path: Path) -> None:
+    target = load_target(write_tiny_target(tmp_path / "target", "qwen3_moe"))
+    with pytest.raises(ModelError, match="int8 experts are not supported: --weights full"):
+        prepare_(target, "int8", CPU)
 
 
 @pytest.mark.parametrize("shape", [(33, 40), (64, 96), (17, 5), (16, 1100)])
@@ -137,9 +147,22 @@ def test_a_code_is_the_nearest_one(form: type[Int8 | Int4]) -> None:
 
 
 @compiled
-def test_tiny_models_run_in_compiled_layers(tmp_path: Path) -> None:
-    folder = write_tiny_target(tmp_path / "target")
-    assert in_codes(folder, torch.float32).compiled is not None
+@pytest.mark.parametrize(
+    ("family", "whole"),
+    [
+        ("llama", True),
+        ("smollm3", True),
+        ("olmo2", False),
+        ("gemma3_text", False),
+        ("qwen3_moe", False),
+    ],
+)
+def test_tiny_models_run_in_compiled_layers(family: str, whole: bool, tmp_path: Path) -> None:
+    target = load_target(write_tiny_target(tmp_path / "target", family))
+    expected = logits(target, torch.float32)
+    prepare_(target, "full", CPU)
+    assert (target.compiled is not None) == whole
+    assert torch.allclose(logits(target, torch.float32), expected, atol=1e-4)
 
 
 @compiled

@@ -1,5 +1,6 @@
 """Two ranks compute what one process does, with views of its weights."""
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,14 @@ from specsot.models.linear import pack_
 from specsot.models.load.weights import load_target, window
 from specsot.models.sharded import Ranks, ShardedDecoder, place
 
-ALIKE = ("llama-biases-head_dim", "mistral-window", "qwen2-tied-theta", "qwen3-biases-layer_types")
+ALIKE = (
+    "smollm3-interval-untied",
+    "gemma3-pattern-untied-linear",
+    "llama-biases-head_dim",
+    "mistral-window",
+    "qwen2-tied-theta",
+    "qwen3-biases-layer_types",
+)
 SOME = {
     "uneven": ("llama", UNEVEN),
     **{name: CASES[name] for name in ALIKE},
@@ -115,6 +123,21 @@ def test_what_cannot_be(folders: dict[str, Path], found: Any) -> None:
         pack_(replica)
         ShardedDecoder(replica, nobody)
     assert all("the ranks are not alike" in one[2] for one in found)
+
+
+@pytest.mark.parametrize(
+    ("name", "what"),
+    [("phi3", "fused projections"), ("olmo2", "norms over"), ("qwen3_moe", "experts")],
+)
+def test_layers_without_parts_are_refused(name: str, what: str, tmp_path: Path) -> None:
+    save(tmp_path, *CASES[name])
+    for build in (partial(load_target, tmp_path, part=(0, 2)), partial(sharded, tmp_path)):
+        with pytest.raises(ModelError, match=f"{what}.* cannot be divided among ranks"):
+            build()
+
+
+def sharded(folder: Path) -> ShardedDecoder:
+    return ShardedDecoder(load_target(folder), Ranks(None, 0, 2))
 
 
 def test_a_late_rank_is_an_error_after_the_deadline(found: Any) -> None:

@@ -276,6 +276,38 @@ def test_new_drafters_begin_as_layers(same: bool, teacher: Teacher, tmp_path: Pa
         assert torch.equal(drafter.fc.weight[:, -hidden:].diagonal(), torch.ones(hidden))
 
 
+def test_new_drafters_do_not_copy_norms_after_attention(tmp_path: Path) -> None:
+    folder = write_tiny_target(tmp_path / "target", "olmo2", layers=4)
+    teacher = Teacher(write_tiny_tokenizer(folder))
+    dflash = DFlashTrainer(settings.DFlashTraining(out=tmp_path, layers=2), teacher).model
+    config = settings.Eagle3Training(out=tmp_path, draft_vocabulary=32)
+    eagle = Eagle3Trainer(config, teacher, torch.arange(32)).model
+    assert torch.equal(dflash.norm.weight, teacher.model.base_model.norm.weight)
+    for norm in (
+        dflash.hidden_norm,
+        dflash.stack[1].post_attention_layernorm,
+        eagle.midlayer.hidden_norm,
+    ):
+        assert torch.equal(norm.weight, torch.ones_like(norm.weight))
+    last = teacher.model.base_model.layers[-1]
+    assert torch.equal(eagle.midlayer.o.weight, last.self_attn.o_proj.weight)
+
+
+def test_norms_of_new_drafters_are_what_those_of_gemma_multiply_by(tmp_path: Path) -> None:
+    folder = write_tiny_target(tmp_path / "target", "gemma3_text", layers=4)
+    teacher = Teacher(write_tiny_tokenizer(folder))
+    drafter = DFlashTrainer(settings.DFlashTraining(out=tmp_path, layers=2), teacher).model
+    last = teacher.model.base_model.layers[-1]
+    pairs = [
+        (drafter.norm.weight, teacher.model.base_model.norm.weight),
+        (drafter.hidden_norm.weight, last.input_layernorm.weight),
+        (drafter.stack[1].post_attention_layernorm.weight, last.pre_feedforward_layernorm.weight),
+        (drafter.stack[1].qk_norm[0], last.self_attn.q_norm.weight),
+    ]
+    for mine, theirs in pairs:
+        assert torch.equal(mine, 1.0 + theirs)
+
+
 def test_a_head_of_eagle2_learns_features_and_what_the_target_makes_of_them(
     teacher: Teacher, tmp_path: Path
 ) -> None:

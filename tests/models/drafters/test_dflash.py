@@ -271,4 +271,4 @@ def test_scaled_angles_survive(draft: Path, target: Decoder) -> None:
     (draft / "config.json").write_text(json.dumps(config.to_json()))
     assert dflash_config(draft, target.config) == config
     plain, scaled = load_dflash(DFLASH_GOLDEN / "draft", target), load_dflash(draft, target)
-    assert torch.equal(scaled.frequencies * 2, plain.frequencies)
+    assert torch.equal(scaled.frequencies_RF * 2, plain.frequencies_RF)
