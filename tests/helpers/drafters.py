@@ -60,9 +60,6 @@ SETTINGS: dict[str, tuple[tuple[str, ...], ...]] = {
     "ngram": (
         ("drafter.width=1",),
         ("drafter.num_draft_tokens=5", "drafter.draft_depth=3"),
-        ("drafter.method=nasd", "drafter.filler_top_k=3"),
-        ("drafter.method=nasd", "drafter.scope=branch", "drafter.width=1"),
-        ("drafter.method=nasd", "drafter.scope=session"),
     ),
     "recycle": (
         (),

@@ -49,7 +49,7 @@ def test_a_request_that_ends_between_its_match_and_its_start(tiny: Make) -> None
         dtype="float64",
         work="documents",
         deps="chain",
-        drafter=("ngram", 3),
+        drafter=("ngram", 1),
         layout="batching",
         attention="dense",
         order="shortest_first",
