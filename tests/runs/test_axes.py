@@ -2,6 +2,7 @@
 `helpers.axes`."""
 
 from dataclasses import replace
+from itertools import count
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ from helpers import axes
 from helpers.faults import FAULTS, Fault
 from helpers.support import Make, branches_of, contexts
 
+from specsot.ops.draft import kinds
 from specsot.states.request import Finish
 
 ROUNDS = axes.Case(parts=5, max_num_branches=3, stops=(), budget=25)
@@ -35,6 +37,12 @@ ROWS = (
     replace(ROUNDS, drafter=EAGLE, max_num_branches=1, deps="chain", order="longest_first"),
     replace(ROUNDS, drafter=EAGLE, stops=(0, 2), max_num_branches=8, deps="fan"),
 )
+
+
+@pytest.fixture(autouse=True)
+def equal_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All rounds take equally long, so that drafters take turns alike in all runs of a case."""
+    monkeypatch.setattr(kinds, "perf_counter", count().__next__)
 
 
 @pytest.mark.parametrize("case", axes.draw_cases(), ids=str)
