@@ -214,13 +214,15 @@ class Rows:
 @dataclass(frozen=True, slots=True)
 class DraftSize:
     """A round's drafts. size: nodes of a tree, or drafts of the longest chain. lengths: of each
-    chain. tokens, ms: expected tokens, the target's own included, and milliseconds of the round."""
+    chain. tokens, ms: expected tokens, the target's own included, and milliseconds of the round.
+    kind: the drafter's, where several take turns."""
 
     size: int
     levels: int
     tokens: float
     ms: float
     lengths: tuple[int, ...] = ()
+    kind: str = ""
 
 
 class DraftWork(NamedTuple):
@@ -249,7 +251,7 @@ class Proposal:
         undefined without children); None if drafts were not drawn or it is not needed.
     is_chain: every tree has one path. shared: rows of all nodes together; None if each has one.
     forced: the trees that a grammar determines. sizes: if the host knows them, the numbers of first
-        nodes that are real and have a row."""
+        nodes that are real and have a row. candidates: the target's best tokens are of use."""
 
     tokens_SN: Tensor
     parents_SN: Tensor
@@ -264,6 +266,7 @@ class Proposal:
     forced: tuple[int, ...] = ()
     sizes: tuple[int, ...] | None = None
     work: DraftWork = NO_WORK
+    candidates: bool = True
 
     @property
     def laid_out(self) -> tuple[int, ...]:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ..ops.attention.backends import AttentionPlan
     from ..ops.draft.gamma import GammaRecord
     from ..ops.draft.ngram import HostTree
-    from ..ops.draft.sizes import ChainChooser, RoundCosts, TreeChooser
+    from ..ops.draft.sizes import RoundCosts
     from ..ops.kv.pool import KVCache
     from ..ops.types import DraftRows, DraftWork, Proposal
     from .layout import Layout
@@ -71,12 +71,14 @@ class Drafter:
         reads_root: whether the root token has a row before the round, besides all before it.
         inbox: committed rows that the drafter's next forward reads.
         memory: what a kind keeps by segment; it follows and ends with the segment's rows.
+        learns: whether `learn` reads the target's best tokens, in rounds of other drafters too.
         columns_F: int64, which columns of the target's features are its own; None for all."""
 
     Settings: ClassVar[type[DrafterSettings]]
     loader: ClassVar[str] = ""
     lookback: int = 0
     reads_root: ClassVar[bool] = False
+    learns: ClassVar[bool] = False
 
     def __init__(self, settings: DrafterSettings, context: DraftContext) -> None:
         self.settings = settings
@@ -86,7 +88,8 @@ class Drafter:
         self._num_nodes: dict[int, int] = {}  # by number of branches
         self.inbox: list[PendingRows] = []
         self.columns_F: Tensor | None = None
-        self.chooser: ChainChooser | TreeChooser | None = None  # of the sizes that are left open
+        self.chooser: Any = None  # of the sizes that are left open, or of drafters
+        self.waits = False  # whether another drafter drafts in this round (`AutoDrafter`)
         self.memory: tuple[dict[int, Any], ...] = ()
         costs = context.costs
         if settings.chooses and costs is not None:
@@ -151,7 +154,7 @@ class Drafter:
         forward is needed: without a pool, or drafts, whose rows no other branch continues."""
         active = self.active
         can_wait = self.kv is None
-        if self.chooser is not None and active:
+        if self.chooser is not None and active and not self.waits:
             remaining = [branch.budget - len(branch.tokens) - 1 for branch in active]
             unread = sum(len(rows.tokens) for rows in self.inbox)
             self.chooser.choose_([branch.owner for branch in active], remaining, unread)
@@ -204,8 +207,10 @@ class Drafter:
 
     def num_nodes(self, branches: int) -> int:
         """Drafted tokens of each tree while `branches` branches share the round; 0: no drafts."""
+        if self.waits:
+            return 0
         if self.chooser is not None:
-            return self.chooser.choice.size
+            return int(self.chooser.choice.size)
         if branches not in self._num_nodes:
             self._num_nodes[branches] = nodes_for(self.settings.offered, branches)
         return self._num_nodes[branches]

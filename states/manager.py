@@ -11,7 +11,7 @@ from .beam import BeamState
 from .blend import BlendState, FoldState, Reused
 from .commit import Committer
 from .drafter import DraftContext, Drafter, MixedDrafter, TwoDrafters
-from .graph.drafter_settings import nodes_for
+from .graph.drafter_settings import DrafterSettings, most_offered, nodes_for
 from .graph.graph import Graph
 from .graph.plugins import drafter_class
 from .kv_cache import CopyingPrefixCacheManager, KVCacheManager, PrefixCacheManager
@@ -104,21 +104,12 @@ class BranchStateManager:
             costs=limits.costs,
             outlines=None if second is None else False,
         )
-        main: Drafter = drafter_class(first.kind)(first, context)
-        if kinds := getattr(first, "with_", ()):
-            context_of_others = replace(context, model=None, kv=None, costs=None)
-            others = []
-            for kind in kinds:
-                made = drafter_class(kind)
-                shared = {"filler_top_k"} & made.Settings.model_fields.keys()
-                values = {"kind": kind, **{name: getattr(first, name) for name in shared}}
-                others.append(made(made.Settings.model_validate(values), context_of_others))
-            main = MixedDrafter(main, others)
+        main = new_drafter(first, context)
         if second is None:
             return main
         costs = limits.outline_costs
         context = replace(context, model=models[1], kv=kv_outline, costs=costs, outlines=True)
-        return TwoDrafters(main, drafter_class(second.kind)(second, context))
+        return TwoDrafters(main, new_drafter(second, context))
 
     @property
     def ended(self) -> int:
@@ -143,13 +134,34 @@ class BranchStateManager:
         return self.admission.claimed(running, len(self.active), ()) - self.admission.pinned
 
 
+def new_drafter(settings: DrafterSettings, context: DraftContext) -> Drafter:
+    """The drafter of a block, with those that its keys `with` and `or` name."""
+    main: Drafter = drafter_class(settings.kind)(settings, context)
+    width = getattr(settings, "filler_top_k", 1)
+    costs = context.costs and replace(context.costs, drafter=type(context.costs.drafter)((), ()))
+    without_model = replace(context, model=None, kv=None, costs=costs)
+
+    def other(block: DrafterSettings) -> Drafter:
+        if "filler_top_k" in type(block).model_fields:  # all read what one forward gave
+            block = block.model_copy(update={"filler_top_k": width})
+        drafter: Drafter = drafter_class(block.kind)(block, without_model)
+        return drafter
+
+    if kinds := getattr(settings, "with_", ()):
+        blocks = [drafter_class(kind).Settings.model_validate({"kind": kind}) for kind in kinds]
+        main = MixedDrafter(main, [other(block) for block in blocks])
+    if settings.takes_turns:
+        from .auto import AutoDrafter
+
+        return AutoDrafter(main, [other(block) for block in settings.alternatives[1:]], context)
+    return main
+
+
 def _capacity(graph: Graph, kv: KVCache) -> CapacityModel:
     max_branches = graph.layout.max_num_branches
     counts = range(1, max_branches + 1)
-    nodes = graph.drafter.offered
-    if graph.outline_drafter is not None:
-        second = graph.outline_drafter.offered
-        nodes = {n: max(nodes_for(nodes, n), nodes_for(second, n)) for n in counts}
+    outlines = () if graph.outline_drafter is None else graph.outline_drafter.alternatives
+    nodes = most_offered((*graph.drafter.alternatives, *outlines), max_branches)
     shared = graph.drafter.shared
     if graph.layout.kind == "paged" and shared is not None:
         # Each tree has as many rows as the shared budget may give to one tree.

@@ -167,7 +167,8 @@ class Rig:
             self.seen["forwards"] += ops.count("target.forward_")
             self.look(run)
             if "draft.expand_root_" in ops and self.seen["compared"] < most:
-                for drafter in (part for part in run.board["drafter"].parts if part.kv is not None):
+                parts = run.board["drafter"].parts
+                for drafter in (part for part in parts if part.kv is not None and not part.waits):
                     for branch in (branch for branch in drafter.active if not branch.reads):
                         self.seen["compared"] += 1
                         self.worst = max(self.worst, off_by(side, run, drafter, branch))

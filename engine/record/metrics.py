@@ -94,7 +94,8 @@ class Meter:
     tokens: of all branches and outlines, without stop tokens. in_ops: nanoseconds inside ops;
     in_run: from the first transition to the last; last_move: to it from the start; open_ops: in ops
     after it. lengths: histogram of the tokens that a branch committed in a round; requests: by
-    request. chosen: histogram of tree sizes, or chain lengths, that a drafter chose."""
+    request. chosen: histogram of tree sizes, or chain lengths, that a drafter chose; kinds: rounds
+    of each drafter where several take turns."""
 
     forwards: int = 0
     rounds: int = 0
@@ -117,6 +118,7 @@ class Meter:
     op_nanos: Counter[str] = field(default_factory=Counter)
     lengths: Counter[int] = field(default_factory=Counter)
     chosen: Counter[int] = field(default_factory=Counter)
+    kinds: Counter[str] = field(default_factory=Counter)
     requests: dict[str, Counter[int]] = field(default_factory=dict)
     marks: dict[str, Marks] = field(default_factory=dict)
     blends: list[BlendSummary] = field(default_factory=list)
@@ -171,7 +173,9 @@ class Meter:
         self.draft_rows += summary.work.rows
         self.draft_padding += summary.work.padding
         self.blends += [summary.blend] if summary.blend is not None else []
-        self.chosen.update(choice.size for choice in summary.choices if summary.trees)
+        if summary.trees:
+            self.chosen.update(choice.size for choice in summary.choices if not choice.kind)
+            self.kinds.update(choice.kind for choice in summary.choices if choice.kind)
         self.drafted += summary.drafted
         self.most_active = max(self.most_active, len(summary.branches))
         for name, committed, accepted in zip(
@@ -249,6 +253,7 @@ def counted_figures(meter: Meter) -> dict[str, Any]:
         "accepted": meter.accepted,
         "accepted_lengths": {str(k): n for k, n in sorted(meter.lengths.items())},
         "chosen_sizes": {str(k): n for k, n in sorted(meter.chosen.items())},
+        **({"chosen_kinds": dict(meter.kinds.most_common())} if meter.kinds else {}),
         "most_active_branches": meter.most_active,
         "preemptions": meter.preempted,
         "seconds": seconds,
@@ -315,12 +320,13 @@ MODEL_CAUSES = (
 
 
 def drafter_warnings(metrics: Mapping[str, Any], kind: str) -> list[str]:
-    """If the drafter of this kind does not help; none without drafts or with few rounds. A plain
+    """If the drafter of this kind does not help; none without drafts, with few rounds, or if
+    several take turns. A plain
     round costs at most as much as one that verifies a tree, so a run is slower than its own plain
     rounds at least if drafting costs more than the saved tokens."""
     rounds = metrics["branch_rounds"]
     tau = metrics["tau_step"]
-    if not metrics["drafted"] or rounds < MIN_BRANCH_ROUNDS:
+    if not metrics["drafted"] or rounds < MIN_BRANCH_ROUNDS or "chosen_kinds" in metrics:
         return []
     if tau < MIN_TAU:
         causes = "the text repeats nothing" if kind in LOOKUPS else MODEL_CAUSES

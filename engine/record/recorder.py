@@ -187,7 +187,10 @@ def trace_record(at: int, item: Event | RoundSummary | Record, number: int) -> R
                 "kv_draft": item.draft_length,
             }
             if item.choices:
-                record["choices"] = [asdict(choice) for choice in item.choices]
+                record["choices"] = [
+                    {name: value for name, value in asdict(choice).items() if value != ""}
+                    for choice in item.choices
+                ]
             if item.trees:
                 record["trees"] = list(_tree_records(item.trees))
             return record

@@ -263,14 +263,20 @@ REPEATS = 5  # of each point; the fastest counts, since noise only adds time
 def costs_of(models: Models, block: DrafterSettings | None, drafter: Any) -> RoundCosts | None:
     """The graph's figures, or measured ones, for a drafter that chooses by them; raises ModelError
     for several ranks, which would each measure, and decide differently."""
-    if block is None or not block.chooses:
+    blocks = () if block is None else block.alternatives
+    chooses = any(one.chooses for one in blocks)
+    if block is None or not (chooses or block.takes_turns):
         return None
-    if (costs := getattr(block, "costs", None)) is not None:
-        return RoundCosts(Curve.of(costs.target), Curve.of(costs.drafter), costs.overhead)
     target = models.target
-    if getattr(target, "ranks", None) is not None:
-        reason = "ranks that decode together cannot measure what forwards cost: give drafter.costs"
+    costs = getattr(block, "costs", None)
+    if getattr(target, "ranks", None) is not None and (block.takes_turns or costs is None):
+        instead = "omit drafter.or" if block.takes_turns else "give drafter.costs"
+        reason = f"ranks that decode together cannot measure what forwards cost: {instead}"
         raise ModelError(target.config.path, reason)
+    if costs is not None:
+        return RoundCosts(Curve.of(costs.target), Curve.of(costs.drafter), costs.overhead)
+    if not chooses:
+        return RoundCosts(Curve((), ()), Curve((), ()))
 
     def drafter_logits(kv: KVCache, start: int, count: int) -> Tensor:
         slots_1Q = torch.arange(start, start + count, device=kv.data.device)[None]

@@ -1,8 +1,7 @@
 """Drafting from n-grams, without a model: prompt lookup (Saxena, 2023; with one match transformers'
-`PromptLookupCandidateGenerator`), and count tables with back-off and fillers (NASD; Ou et al.,
-NAACL 2024 industry, 2404.08698). A token costs the same for any length of the context. No torch."""
+`PromptLookupCandidateGenerator`). A token costs the same for any context. No torch."""
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from itertools import chain, count
@@ -108,93 +107,3 @@ def lookup_tree(
         tuple(depths[node] for node in best),
         tuple(log(counts[node] / len(places)) for node in best),
     )
-
-
-@dataclass(slots=True)
-class Followers:
-    """What followed a context: counts, and the most frequent tokens ranked, of equals the first."""
-
-    counts: dict[int, int] = field(default_factory=dict)
-    ranked: list[int] = field(default_factory=list)
-    total: int = 0
-
-    def add_(self, token: int, width: int) -> None:
-        count = self.counts[token] = self.counts.get(token, 0) + 1
-        self.total += 1
-        if token not in self.ranked:
-            if len(self.ranked) < width:
-                self.ranked.append(token)
-            elif count > self.counts[self.ranked[-1]]:
-                self.ranked[-1] = token
-            else:
-                return
-        at = self.ranked.index(token)
-        while at and count > self.counts[self.ranked[at - 1]]:
-            self.ranked[at - 1 : at + 1] = [token, self.ranked[at - 1]]
-            at -= 1
-
-
-@dataclass(slots=True)
-class CountTable:
-    """What followed contexts of `min_context` to `order` - 1 tokens; `width` tokens are ranked."""
-
-    order: int
-    min_context: int = 1
-    width: int = 8
-    followers: dict[Gram, Followers] = field(default_factory=dict)
-
-    def update_(self, ids: Sequence[int], end: int, tokens: Sequence[int]) -> None:
-        """Count each of these tokens once as what followed ids[:end]."""
-        for size in range(self.min_context, min(self.order - 1, end) + 1):
-            followers = self.followers.setdefault(tuple(ids[end - size : end]), Followers())
-            for token in tokens:
-                followers.add_(token, self.width)
-
-    def learn_(
-        self, ids: Sequence[int], start: int = 0, fillers: Sequence[Sequence[int]] = ()
-    ) -> None:
-        """Count ids[start:], each token after the ids before it, and its `fillers`: what else the
-        target found likely in its place (`filler_ids`; negative ids are none)."""
-        for end in range(start, len(ids)):
-            others = fillers[end - start] if fillers else ()
-            self.update_(ids, end, [ids[end], *(token for token in others if token >= 0)])
-
-
-def longest_match(tables: Sequence[CountTable], ids: Sequence[int]) -> tuple[int, Followers] | None:
-    """The size of the longest counted context, and what followed it: counts of all tables are
-    added; of equal sums the earlier table's order decides."""
-    longest = max(table.order for table in tables) - 1
-    for size in range(min(longest, len(ids)), 0, -1):
-        key = tuple(ids[-size:])
-        parts = [table.followers[key] for table in tables if key in table.followers]
-        if len(parts) == 1:
-            return size, parts[0]
-        if parts:
-            ranked = dict.fromkeys(token for part in parts for token in part.ranked)
-            sums = {t: sum(part.counts.get(t, 0) for part in parts) for t in ranked}
-            order = sorted(sums, key=lambda token: -sums[token])
-            return size, Followers(sums, order, sum(part.total for part in parts))
-    return None
-
-
-def count_tree(
-    tables: Sequence[CountTable],
-    context: Sequence[int],
-    *,
-    nodes: int,
-    levels: int,
-    width: int = 1,
-    stop_ids: Collection[int] = (),
-) -> HostTree:
-    """The `nodes` most probable continuations of the branch's last tokens under the counts, of
-    equals the first; a chain for width 1. No stop token, nor anything after one, is drafted."""
-
-    def offers(gram: Gram, depth: int) -> Iterator[tuple[float, int, Gram]]:
-        match = longest_match(tables, gram)
-        for token in match[1].ranked[:width] if match else ():
-            if match and token not in stop_ids:
-                loss = -log(match[1].counts[token] / match[1].total)
-                yield loss, token, (*gram, token)
-
-    start = tuple(context[1 - max(table.order for table in tables) :])
-    return best_tree(start, offers, nodes=nodes, levels=levels)

@@ -6,7 +6,7 @@ Shape letters: G lengths of a chain (0 is none), C sizes of a tree, D depths."""
 import math
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import accumulate
 from statistics import median
 from time import perf_counter
@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..types import DraftSize
+from .kinds import KindRecords
 
 Floats = npt.NDArray[np.float64]
 
@@ -52,11 +53,13 @@ class Curve:
 
 @dataclass(frozen=True, slots=True)
 class RoundCosts:
-    """Costs of a round's forwards, and the milliseconds of its rest; None to measure that."""
+    """Costs of a round's forwards, and the milliseconds of its rest; None to measure that. kinds:
+    what rounds of several drafters gave, which all runs of a session add to."""
 
     target: Curve
     drafter: Curve
     overhead: float | None = None
+    kinds: KindRecords = field(default_factory=dict)
 
     def catching_up(self, unread: int, branches: int) -> float:
         """Extra milliseconds of the drafter's first forward for more unread rows than usual."""
@@ -109,6 +112,10 @@ class Chooser:
         self._expected = expected
         self._share = share
         return choice
+
+    def pause_(self) -> None:
+        """Another drafter has the rounds until `choose_`: their time says nothing of its own."""
+        self._start = None
 
     def _is_trial_(self, *, pays: bool) -> bool:
         """Whether to draft although that does not seem to pay, after ever longer pauses."""

@@ -232,7 +232,7 @@ def accept(
         tokens_ST = torch.cat([tokens_ST, tokens_SN.where(proposal.valid_SN, -1)], dim=1)
         parents_ST = F.pad(parents_SN, (1, 0))
     side_outputs_SC = proposal.side_outputs_SC
-    if filler_top_k > 1:
+    if filler_top_k > 1 and proposal.candidates:
         filler_SC = filler_ids(scored.scores_RV, filler_top_k).view(trees, -1)
         sides = (filler_SC,) if side_outputs_SC is None else (side_outputs_SC, filler_SC)
         side_outputs_SC = torch.cat(sides, 1)

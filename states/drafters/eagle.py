@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from ..drafter import DraftContext, Drafter, TextRows, committed_features
 from ..graph.drafter_settings import DrafterSettings, Nodes, TreeSettings
@@ -37,17 +37,6 @@ class DynamicTreeSettings(TreeSettings):
         (), alias="with", exclude_if=lambda kinds: not kinds
     )
     """drafters without a model whose nodes compete with the head's for the places in a tree"""
-    filler_top_k: Int = Field(1, ge=1, le=64, exclude_if=lambda count: count == 1)
-    """the target's best tokens that `with: [recycle]` keeps for each context; there 8, if not
-    given"""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _keeps_candidates(cls, values: Any) -> Any:
-        mixed = values.get("with", values.get("with_")) if isinstance(values, dict) else None
-        if isinstance(mixed, list | tuple) and "recycle" in mixed:
-            return {"filler_top_k": 8, **values}
-        return values
 
     @property
     def offered(self) -> int | Mapping[int, int]:

@@ -42,13 +42,12 @@ class RecycleDrafter(Drafter):
         tables: by cache salt."""
 
     Settings = RecycleSettings
+    learns = True
     settings: RecycleSettings
 
     def __init__(self, settings: RecycleSettings, context: DraftContext) -> None:
         super().__init__(settings, context)
         self.tables: dict[str, RecycleTable] = {}
-        self._roots: dict[int, Gram] = {}  # the context of each branch in this round
-        self.memory = (*self.memory, self._roots)
         self._read: set[int] = set()  # prefixes whose text the table has
 
     def table_(self, request: Request) -> RecycleTable:
@@ -61,11 +60,9 @@ class RecycleDrafter(Drafter):
         if request.prefix_owner not in self._read:
             self._read.add(request.prefix_owner)
             table.read_(request.context, self.settings.filler_top_k)
-        context = tuple(branch.context(branch.size - CONTEXT))
-        self._roots[branch.owner] = context
         return recycled_tree(
             table,
-            context,
+            tuple(branch.context(branch.size - CONTEXT)),
             nodes=nodes,
             levels=self.settings.draft_depth,
             stop_ids=request.stop_ids,
@@ -80,9 +77,10 @@ class RecycleDrafter(Drafter):
         trees = zip(branches, result.tokens_ST, result.parents_ST, strict=True)
         width = self.settings.filler_top_k
         for tree, (branch, tokens_T, parents_T) in enumerate(trees):
-            context = self._roots.pop(branch.owner, ())
-            if not context or not result.side_outputs_SC.size:
+            if not result.side_outputs_SC.size:
                 continue
+            end = branch.size - branch.emitted[-1]  # of the text in front of the round
+            context: Gram = tuple(branch.context(end - CONTEXT)[: min(end, CONTEXT)])
             table = self.table_(branch.request)
             path = paths[tree]
             tokens = tokens_T.tolist()

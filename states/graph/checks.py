@@ -10,7 +10,7 @@ from ...ops.sampling.settings import Draws, fitting_rules
 from ..yaml.source import GraphError, KeyPath, Problem, ProblemCode, Source, hint, quoted
 from ..yaml.spec import kind_of
 from . import graph as graphs
-from .drafter_settings import DrafterSettings, largest, nodes_for
+from .drafter_settings import DrafterSettings, largest, most_offered, nodes_for
 from .plugins import named_function
 
 MISSING = object()
@@ -195,7 +195,7 @@ class _Checks:
             if need > layout.kv_slots:
                 size = f"1 prompt token + {budget} new ones + {first} nodes + 1 = {need} slots"
                 self.report(path, f"{size}, but {limit}", ProblemCode.BUDGET)
-        side = nodes_for(drafter.offered, layout.max_num_branches)
+        side = _drafted(drafter, layout.max_num_branches, 1, shared=False)
         rows = 1 if layout.kind == "batching" else layout.max_num_branches  # trees in a pool's row
         together = 1 if layout.kind == "paged" else rows  # trees that share a round's rows
         drafted = rows // together * _drafted(drafter, layout.max_num_branches, together)
@@ -236,6 +236,12 @@ class _Checks:
         by their probability, and of sizes that do not depend on measured times."""
         drafter = self.graph.drafter
         sampling = self.graph.sampling
+        if drafter.takes_turns and not sampling.exact:
+            message = (
+                "under accept: rejection the text depends on the drafter, which `or` chooses by "
+                "measured times: omit it"
+            )
+            self.report(("drafter", "or"), message, ProblemCode.CHOICE)
         if drafter.chooses and getattr(drafter, "costs", None) is None and not sampling.exact:
             message = (
                 "under accept: rejection the text depends on the draft sizes, which depend on "
@@ -485,10 +491,10 @@ def _find_setting(graph: graphs.Graph, call: graphs.Call, name: str) -> Any:
     return getattr(graph, name) if name in graphs.TOP_SETTINGS else MISSING
 
 
-def _drafted(drafter: DrafterSettings, active: int, trees: int) -> int:
+def _drafted(drafter: DrafterSettings, active: int, trees: int, *, shared: bool = True) -> int:
     """Maximum drafted tokens of `trees` trees when `active` branches are active."""
-    most = trees * nodes_for(drafter.offered, active)
-    return most if drafter.shared is None else min(most, drafter.shared)
+    most = trees * nodes_for(most_offered(drafter.alternatives, active), active)
+    return most if drafter.shared is None or not shared else min(most, drafter.shared)
 
 
 def _targets(pairs: Iterable[tuple[str, str]]) -> Targets:

@@ -2,10 +2,10 @@
 `offered`, the drafted tokens of a branch's tree (root not counted), and `scratch`, the temporary
 drafter rows of a branch in a round."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, get_args
 
-from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
+from pydantic import BeforeValidator, Field, SerializeAsAny, WithJsonSchema, model_validator
 from pydantic_core import PydanticCustomError
 
 from ...ops.sampling.settings import Draws
@@ -62,6 +62,14 @@ def largest(nodes: int | Mapping[int, int]) -> int:
     return nodes if isinstance(nodes, int) else max(nodes.values())
 
 
+def most_offered(blocks: Sequence["DrafterSettings"], branches: int) -> int | Mapping[int, int]:
+    """The largest trees that any of these drafters offers, for up to so many active branches."""
+    if len(blocks) == 1:
+        return blocks[0].offered
+    counts = range(1, branches + 1)
+    return {n: max(nodes_for(block.offered, n) for block in blocks) for n in counts}
+
+
 def nodes_for(nodes: int | Mapping[int, int], active: int) -> int:
     """Drafted tokens per branch while `active` branches share the round; 0: it drafts nothing."""
     if isinstance(nodes, int):
@@ -85,6 +93,15 @@ class DrafterSettings(Spec):
         """The value of `kind`; empty without that field."""
         field = cls.model_fields.get("kind")
         return next(iter(get_args(field.annotation)), "") if field else ""
+
+    @property
+    def alternatives(self) -> tuple["DrafterSettings", ...]:
+        """Itself and the drafters of `or`; each round has drafts of one of them."""
+        return (self, *getattr(self, "or_", ()))
+
+    @property
+    def takes_turns(self) -> bool:
+        return len(self.alternatives) > 1
 
     @property
     def offered(self) -> int | Mapping[int, int]:
@@ -138,12 +155,35 @@ class MeasuredCosts(Spec):
     overhead: Milliseconds = 0.0
 
 
+_OTHER = WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "object"}]})
+Other = Annotated[SerializeAsAny[DrafterSettings], _OTHER]
+CANDIDATES = 8  # of the target, that recycle keeps for each context
+
+
 class ChoosingSettings(DrafterSettings):
     """Settings of a drafter that can choose the size of its drafts by measured costs."""
 
+    or_: tuple[Other, ...] = Field((), alias="or", exclude_if=lambda others: not others)
+    """drafters without a model, as kinds or blocks: each round has drafts of the one, or of this
+    drafter, that is expected to be fastest (docs/trees.md)"""
+    filler_top_k: Annotated[Int, Field(ge=1, le=64)] = Field(1, exclude_if=lambda count: count == 1)
+    """the target's best tokens that recycle keeps for each context if `with` or `or` names it;
+    there 8, if not given"""
     costs: MeasuredCosts | None = None
     """what `auto` and `cost` go by: milliseconds of a forward by its rows, of the `target` and the
     `drafter`, and `overhead`; measured when a run starts if not given"""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _keeps_candidates(cls, values: Any) -> Any:
+        if not isinstance(values, dict):
+            return values
+        named = [values.get(key) for key in ("with", "with_", "or", "or_")]
+        others = [name for names in named if isinstance(names, list | tuple) for name in names]
+        kinds = [getattr(other, "kind", other) for other in others]
+        if "recycle" in kinds and cls.model_fields["filler_top_k"].default == 1:
+            return {"filler_top_k": CANDIDATES, **values}
+        return values
 
 
 class TreeSettings(ChoosingSettings):

@@ -15,7 +15,13 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Union
 
-from pydantic import Field, SerializeAsAny, ValidatorFunctionWrapHandler, WrapValidator
+from pydantic import (
+    Field,
+    SerializeAsAny,
+    ValidationError,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
+)
 from pydantic_core import PydanticCustomError
 
 from ...ops.registry import OpEntry, OpTable, RegistryError, declarations, parse
@@ -143,8 +149,28 @@ def drafter_class(kind: str) -> Any:
     return None
 
 
+def _other(block: Any) -> DrafterSettings:
+    """A drafter without a model as `or` names it: its kind, or a block of settings."""
+    values = {"kind": block} if isinstance(block, str) else block
+    kind = values.get("kind") if isinstance(values, dict) else None
+    settings = DRAFTERS.get(kind) if isinstance(kind, str) else None
+    if settings is None or settings.has_model or {"or", "rows_per_round", "costs"} & {*values}:
+        kinds = ", ".join(kind for kind, block in DRAFTERS.items() if not block.has_model)
+        what = "takes drafters without a model, `or`, `rows_per_round` and `costs`: {kinds}"
+        raise PydanticCustomError("other", what, {"at": "or", "kinds": kinds})
+    try:
+        return settings.model_validate(values)
+    except ValidationError as error:
+        wrong = error.errors()[0]
+        why = "unknown key" if wrong["type"] == "extra_forbidden" else wrong["msg"]
+        context = {"at": "or", "where": ".".join(map(str, (kind, *wrong["loc"]))), "why": why}
+        raise PydanticCustomError("other", "{where}: {why}", context) from None
+
+
 def _by_kind(value: Any, built_in: ValidatorFunctionWrapHandler) -> Any:
     """Kinds of installed packages are validated by their own class."""
+    if isinstance(value, dict) and isinstance(value.get("or"), list):
+        value = {**value, "or": [_other(block) for block in value["or"]]}
     kind = value.get("kind") if isinstance(value, dict) else None
     if not isinstance(kind, str) or kind in DRAFTERS:
         return built_in(value)

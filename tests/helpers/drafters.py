@@ -22,6 +22,7 @@ KINDS = (
     "recycle",
     "suffix",
 )
+COSTS = "drafter.costs={target: {1: 2.0, 64: 9.0}, drafter: {1: 0.2, 64: 1.0}, overhead: 1.0}"
 SETTINGS: dict[str, tuple[tuple[str, ...], ...]] = {
     "eagle3": (
         ("drafter.num_draft_tokens=6", "drafter.draft_depth=3", "drafter.top_k=4"),
@@ -37,6 +38,12 @@ SETTINGS: dict[str, tuple[tuple[str, ...], ...]] = {
             "drafter.top_k=2",
             "drafter.with=[recycle, suffix]",
         ),
+        (
+            "drafter.num_draft_tokens={1: 9, 3: 4}",
+            "drafter.draft_depth=3",
+            "drafter.top_k=2",
+            "drafter.or=[recycle, {kind: suffix, num_draft_tokens: {1: 5, 3: 2}}, none]",
+        ),
     ),
     "eagle2": (
         ("drafter.num_draft_tokens={1: 9, 3: 4}", "drafter.draft_depth=4", "drafter.top_k=3"),
@@ -50,6 +57,7 @@ SETTINGS: dict[str, tuple[tuple[str, ...], ...]] = {
     "vanilla": (
         ("drafter.gamma=3",),
         ("drafter.gamma_policy=egag", "drafter.gamma_max=4", "drafter.egag_ema_beta=0.5"),
+        ("drafter.gamma=3", "drafter.or=[{kind: recycle, num_draft_tokens: auto}]", COSTS),
     ),
     "adaptive": (
         ("drafter.gamma_policy=heuristic", "drafter.gamma=2", "drafter.gamma_max=5"),
@@ -60,9 +68,6 @@ SETTINGS: dict[str, tuple[tuple[str, ...], ...]] = {
     "ngram": (
         ("drafter.width=1",),
         ("drafter.num_draft_tokens=5", "drafter.draft_depth=3"),
-        ("drafter.method=nasd", "drafter.filler_top_k=3"),
-        ("drafter.method=nasd", "drafter.scope=branch", "drafter.width=1"),
-        ("drafter.method=nasd", "drafter.scope=session"),
     ),
     "recycle": (
         (),
@@ -79,7 +84,6 @@ SETTINGS: dict[str, tuple[tuple[str, ...], ...]] = {
     ),
 }
 """Per kind: settings that differ in what they do."""
-COSTS = "drafter.costs={target: {1: 2.0, 64: 9.0}, drafter: {1: 0.2, 64: 1.0}, overhead: 1.0}"
 CHOOSING = {
     "eagle3": ("drafter.num_draft_tokens=auto", "drafter.draft_depth=4", "drafter.top_k=3", COSTS),
     "dflash": (

@@ -383,9 +383,9 @@ def _check_draft_rows(run: EngineCore) -> None:
     assert set(pool.owner[pool.owner >= 0].tolist()) <= alive, "rows of a finished branch"
     for part in book.drafter.parts:
         assert {s.owner for s in part.inbox} <= alive, "queued rows of a finished branch"
-    drafter = book.drafter.parts[0]
+    drafter = next((part for part in book.drafter.parts if part.kv is pool), book.drafter.parts[0])
     choice = drafter.chooser and drafter.chooser.choice
-    if run.state == "expand_root" and (choice is None or choice.size):
+    if run.state == "expand_root" and not drafter.waits and (choice is None or choice.size):
         for branch in book.active:
             held = _positions(run, pool, branch)
             rows = branch.length + drafter.reads_root

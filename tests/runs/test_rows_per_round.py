@@ -44,14 +44,7 @@ BOUNDS = {
     "eagle1": ("rows_per_round=14",),
     "dflash, ddtree": ("grow=ddtree", "num_draft_tokens=9", "block_size=5", "rows_per_round=11"),
     "dflash, chain": ("grow=chain", "block_size=6", "rows_per_round=7"),
-    "ngram, lookup": ("num_draft_tokens=6", "rows_per_round=5"),
-    "ngram, nasd": (
-        "method=nasd",
-        "num_draft_tokens=8",
-        "width=3",
-        "filler_top_k=2",
-        "rows_per_round=9",
-    ),
+    "ngram": ("num_draft_tokens=6", "rows_per_round=5"),
 }
 LONG = support.SizedBook(130, "outline", ())
 PARTS = support.outline_with([90] * 3)
@@ -173,7 +166,7 @@ def test_tokens_that_a_grammar_forces_come_first() -> None:
 
 
 @pytest.mark.parametrize(
-    ("layout", "kind"), [("bim", "eagle3"), ("batching", "eagle3"), ("bim", "ngram, nasd")]
+    ("layout", "kind"), [("bim", "eagle3"), ("batching", "eagle3"), ("bim", "ngram")]
 )
 def test_rows_that_stand_for_nothing_are_counted(
     layout: str, kind: str, made: Tiny, rounds: list[Round]

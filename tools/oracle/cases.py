@@ -193,8 +193,6 @@ FURTHER: dict[str, tuple[str, str, str]] = {
     "rows_per_round": ("bim_eagle", "many", "drafter.rows_per_round=6"),
     "rows_per_round/ddtree": ("batching_ddtree", "both", "drafter.rows_per_round=12"),
     "nodes_by_active": ("bim_eagle", "many", "drafter.num_draft_tokens={1: 6, 3: 2}"),
-    "nasd": ("bim_ngram", "many", "drafter.method=nasd drafter.filler_top_k=3"),
-    "nasd/session": ("ngram", "many", "drafter.method=nasd drafter.scope=session"),
     **{
         f"rule_{rule}/{kind}": (graph, "both", f"{REJECTION} sampling.rule={rule} {more}")
         for rule, kind, graph, more in (

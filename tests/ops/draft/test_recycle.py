@@ -3,12 +3,14 @@
 from itertools import product
 from math import exp, isclose
 
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specsot.ops.draft.ngram import HostTree
 from specsot.ops.draft.recycle import READ, Known, RecycleTable, recycled_tree
 from specsot.ops.draft.reliability import Reliability
+from specsot.ops.verify.verify import filler_ids
 
 CANDIDATES = st.dictionaries(
     st.tuples(st.integers(0, 3), st.integers(0, 3)),
@@ -27,6 +29,13 @@ def paths(tree: HostTree) -> dict[tuple[int, ...], float]:
 
 def known(*tokens: int) -> Known:
     return tokens, tuple(range(2, 2 + len(tokens)))
+
+
+def test_candidates_are_the_best_tokens_that_have_a_chance() -> None:
+    scores_RV = torch.tensor([[0.0, 2.0, 1.0, -1.0], [-torch.inf, -torch.inf, 5.0, -torch.inf]])
+    ids = filler_ids(scores_RV, 2)[:, :2]
+    assert ids[0].tolist() == [1, 2]
+    assert sorted(ids[1].tolist()) == [-1, 2]
 
 
 def test_a_longer_context_comes_first_and_the_last_writer_stays() -> None:

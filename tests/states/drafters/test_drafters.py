@@ -9,7 +9,6 @@ import pytest
 import torch
 from helpers.managers import request
 
-from specsot.ops.draft.ngram import longest_match
 from specsot.ops.draft.sizes import Curve, RoundCosts
 from specsot.ops.kv.pool import Ints
 from specsot.states.commit import Committer
@@ -219,69 +218,20 @@ def test_lookup_drafts_what_followed_in_the_branchs_own_text() -> None:
         new_drafter("ngram", draft_depth=3, longest=2, width=1),
         branch_of(tokens=REPEATED),
     )
-    tree = state.lookup_(branch, 3)
+    tree = state.tree_(branch, 3)
     assert tree.tokens == (3, 4, 5)
     branch.tokens += [3, 9, 1, 2, 3]
     state.settings = state.settings.model_copy(update={"draft_depth": 1, "width": 2})
-    assert state.lookup_(branch, 2).tokens == (4, 9)
+    assert state.tree_(branch, 2).tokens == (4, 9)
     assert len(state.indices[OWNER].ids) == branch.size, "only what is new is read"
 
 
-def test_counts_know_the_prompt_and_count_nothing_twice() -> None:
-    branch = branch_of(tokens=REPEATED)
-    state = new_drafter("ngram", draft_depth=2, longest=2, width=1, scope="branch")
-    for _ in range(2):
-        assert state.count_(branch, 2).tokens == (3, 4)
-    *_, own = state.tables_(branch)
-    assert [own.followers[(a,)].counts[b] for a, b in ((4, 5), (5, 1), (1, 2))] == [1] * 3
-
-
-@pytest.mark.parametrize("scope", ["branch", "request", "session"])
-def test_a_scope_says_who_learns_from_whom(scope: str) -> None:
-    state = new_drafter("ngram", scope=scope, longest=1)
-    branches = {key: [branch_of(), branch_of()] for key in "ab"}
-    for owner, (key, own) in enumerate(branches.items()):
-        for number, branch in enumerate(own):
-            branch.request.key, branch.owner = key, 10 * owner + number
-            branch.request.prefix_owner, branch.request.context = owner, [1, 2 + owner]
-    state.tables_(branches["b"][0])
-    state.tables_(branches["a"][0])[-1].learn_([5, 6])
-
-    def knows(key: str, number: int, context: int) -> bool:
-        return longest_match(state.tables_(branches[key][number]), [context]) is not None
-
-    assert knows("a", 0, 5) and knows("a", 0, 1), "its own tokens and the prompt's"
-    assert knows("a", 1, 5) == (scope != "branch")
-    assert knows("b", 0, 5) == (scope == "session")
-    state.close(branches["a"][0].request)
-    assert knows("a", 0, 5) == (scope == "session")
-
-
-def test_what_else_the_target_found_likely_is_counted_along_the_path() -> None:
-    branch, other = branch_of(tokens=(9,)), branch_of(tokens=REPEATED)
-    other.owner = OWNER + 1
-    state = new_drafter("ngram", method="nasd", draft_depth=1, longest=1, width=2, scope="branch")
-    state.settings = state.settings.model_copy(update={"filler_top_k": 2})
-    state.count_(other, 2)
-    # after each of three nodes the two best tokens, and the bits of their log-probabilities
-    side = [[60, 61, 0, 0, 62, 63, 0, 0, 64, 65, 0, 0]]
-    state.learn([branch], result(1, side), [[0, 2]])
-    branch.tokens += [60, 64]
-    state.count_(branch, 2)
-    branch.tokens += [9]
-    assert set(state.count_(branch, 2).tokens) == {60, 61}, "61 was likely where 60 was taken"
-    branch.tokens += [60]
-    assert set(state.count_(branch, 2).tokens) == {64, 65}, "node 2 was the second of the path"
-
-
-def test_a_request_that_ended_leaves_nothing_behind() -> None:
-    state = new_drafter("ngram", method="nasd", draft_depth=3, longest=2, width=1)
-    branch = branch_of(tokens=REPEATED)
-    state.lookup_(branch, 3)
-    state.count_(branch, 2)
-    state.learn([branch], result(1, [[60, 61, 62, 63, 64, 65]]), [[0]])
-    state.close(branch.request)
-    assert not state.indices and not state._counted and not state._fillers and not state._open
+def test_the_text_of_a_branch_ends_with_its_rows() -> None:
+    state = new_drafter("ngram", draft_depth=3, longest=2, width=1)
+    state.tree_(branch_of(tokens=REPEATED), 3)
+    assert state.indices
+    state.forget([OWNER])
+    assert not state.indices
 
 
 def test_the_salts_that_were_used_last_are_remembered() -> None:

@@ -47,6 +47,8 @@ def test_a_kind_replaces_its_block_by_defaults_before_the_others() -> None:
     drafter = opened("drafter.draft_depth=3", "drafter.kind=eagle3").graph.drafter
     assert drafter == Eagle3Settings(kind="eagle3", draft_depth=3)
     assert opened("drafter.kind=none").graph.drafter == NoDrafterSettings(kind="none")
+    former = opened("drafter.kind=ngram", "drafter.method=lookup").graph.drafter
+    assert former == opened("drafter.kind=ngram").graph.drafter
     assert opened("drafter.kind=eagle3", graph="bim_plain").graph.refer("drafter.top_k") == 4
 
 
@@ -78,6 +80,8 @@ def test_positions_of_untouched_values_stay() -> None:
         (["drafter.kind=none", "drafter.num_draft_tokens=3"],
          "--set drafter.num_draft_tokens=3: drafter.num_draft_tokens: 'num_draft_tokens' "
          "belongs to the drafter eagle3"),
+        (["drafter.kind=ngram", "drafter.method=nasd"],
+         "drafter.method: must be lookup, the only method; other drafters: recycle, suffix [G104]"),
         (["drafter=eagle3"], "drafter: must be a mapping, not the string 'eagle3'"),
         (["limits={max_rounds: 0}"], "--set limits={max_rounds: 0}: limits: must be at least 1"),
         (["name.x=3"], "--set name.x=3: name.x: name is 'bim_eagle', not a mapping"),

@@ -1,0 +1,149 @@
+"""Which of several drafters drafts in a round: the one with the most tokens per millisecond, by
+counted acceptance and measured times of whole rounds. All numbers are on the host.
+
+Kinds are numbers. Rounds of 1, 2 to 3, 4 to 7 ... branches are measured apart."""
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from math import sqrt
+from statistics import median
+from time import perf_counter
+
+from ..types import DraftSize
+
+TIMES = 9  # the time of a round is the median over these many rounds
+DECAY = 0.98  # of the counts of a kind when it is counted again
+TRIAL = 2  # rounds of a trial: the first one may read what was committed before, and is not timed
+SHARE = 0.002  # loss by trials of a kind that was often timed, as a share of the rounds
+LEAST = 16  # fewest rounds between two trials of a kind
+CLOSE = 0.8  # least rate of a kind that competes, relative to the fastest
+OPTIMISM = 0.5  # standard errors that a trial adds to the counted tokens
+
+
+@dataclass(slots=True)
+class KindRecord:
+    """What rounds of one kind gave. weight, tokens, squares: decayed sums over its branches, of
+    one, of tokens, and of their squares. times: milliseconds of the last rounds, ms: their median;
+    waited: rounds of others since."""
+
+    weight: float = 0.0
+    tokens: float = 0.0
+    squares: float = 0.0
+    waited: int = 0
+    ms: float = 0.0
+    times: deque[float] = field(default_factory=lambda: deque(maxlen=TIMES))
+
+    def time_(self, ms: float) -> None:
+        self.times.append(ms)
+        self.ms = median(self.times)
+
+    def count_(self, tokens: Sequence[int]) -> None:
+        """Tokens that branches got from one target forward each."""
+        self.weight = DECAY * self.weight + len(tokens)
+        self.tokens = DECAY * self.tokens + sum(tokens)
+        self.squares = DECAY * self.squares + sum(count * count for count in tokens)
+
+    def rate(self, optimism: float = 0.0) -> float:
+        """Expected tokens of a branch per millisecond of a round."""
+        if not (self.weight and self.ms > 0):
+            return 0.0
+        mean = self.tokens / self.weight
+        spread = max(self.squares / self.weight - mean * mean, 0.0) + 0.1
+        return (mean + optimism * sqrt(spread / self.weight)) / self.ms
+
+
+KindRecords = dict[int, list[KindRecord]]  # by the number of bits of the number of branches
+
+
+class KindChooser:
+    """The kind of each round: `choose_` starts a round, `learn_` ends it. choice: the kind's name,
+    the size of its trees, and what is expected of the round; by_owner: as of `Chooser`, unused."""
+
+    def __init__(self, names: Sequence[str], records: KindRecords) -> None:
+        self.names = names
+        self.records = records
+        self.chosen = -1
+        self.choice = DraftSize(0, 0, 0.0, 0.0)
+        self.by_owner: dict[int, tuple[float, float]] = {}
+        self._trial = 0  # rounds of the current trial that are left
+        self._repeats = False  # whether the kind of this round is that of the round before
+        self._bits = 0
+        self._owners: Sequence[int] = ()
+        self._start = 0.0
+
+    @property
+    def record(self) -> KindRecord:
+        """Of the kind and the number of branches of this round."""
+        return self.records[self._bits][self.chosen]
+
+    def choose_(self, owners: Sequence[int]) -> int:
+        """The kind for a round of these branches. The round before ends: it is timed, unless none
+        of its branches goes on, so that the time may be that of waiting."""
+        now = perf_counter()
+        if self._repeats and not set(owners).isdisjoint(self._owners):
+            self._time_(1e3 * (now - self._start))
+        before = self._bits, self.chosen
+        self._bits = len(owners).bit_length()
+        self._owners = owners
+        self._start = now
+        if self._bits not in self.records:
+            self.records[self._bits] = self._first_records()
+        records = self.records[self._bits]
+        self._trial = self._trial - 1 if before[0] == self._bits else 0
+        if self._trial <= 0:
+            self.chosen = self._next(records)
+            self._trial = TRIAL if (self._bits, self.chosen) != before else 0
+        self._repeats = self.chosen == before[1]
+        for kind, record in enumerate(records):
+            record.waited = 0 if kind == self.chosen else record.waited + 1
+        ms = records[self.chosen].ms
+        tokens = len(owners) * records[self.chosen].rate() * ms
+        self.choice = DraftSize(0, 0, tokens, ms, kind=self.names[self.chosen])
+        return self.chosen
+
+    def _first_records(self) -> list[KindRecord]:
+        """Of a new number of branches: the figures of the nearest one, but no times."""
+        if not self.records:
+            return [KindRecord() for _ in self.names]
+        nearest = min(self.records, key=lambda bits: abs(bits - self._bits))
+        return [replace(one, waited=0, times=deque(maxlen=TIMES)) for one in self.records[nearest]]
+
+    def _time_(self, ms: float) -> None:
+        """Time the kind of this round; times that others had with another number of branches change
+        in proportion."""
+        record = self.record
+        if record.ms and not record.times:
+            factor = ms / record.ms
+            for one in self.records[self._bits]:
+                one.ms *= 1.0 if one.times else factor
+        record.time_(ms)
+
+    def _next(self, records: Sequence[KindRecord]) -> int:
+        """A kind that was never timed; else one that is due for a trial, the longest unused one
+        first: the slower a kind seems, and the more often it was timed, the longer it waits; else
+        the fastest."""
+        kinds = range(len(records))
+        for kind in kinds:
+            if not records[kind].rate():
+                return kind
+        best = max(kinds, key=lambda kind: records[kind].rate())
+        for kind in sorted(kinds, key=lambda kind: -records[kind].waited):
+            loss = 1 - records[kind].rate(OPTIMISM) / records[best].rate()
+            wait = loss * TRIAL / SHARE * (1 + len(records[kind].times)) / (1 + TIMES)
+            if kind != best and records[kind].waited >= max(wait, LEAST):
+                return kind
+        return best
+
+    def competes(self, kind: int) -> bool:
+        """Whether a kind seems nearly as fast as that of this round."""
+        records = self.records[self._bits]
+        return records[kind].rate(OPTIMISM) >= CLOSE * records[self.chosen].rate()
+
+    def learn_(self, tokens: Sequence[int]) -> None:
+        """Tokens that each branch of the round got."""
+        self.record.count_(tokens)
+
+    def learn_of_(self, kind: int, tokens: int) -> None:
+        """Tokens that a branch would have got from another kind."""
+        self.records[self._bits][kind].count_([tokens])

@@ -1,0 +1,163 @@
+"""Several drafters of which one drafts in each round: `or` in a block `drafter`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ..ops.draft.kinds import KindChooser
+from .drafter import DraftContext, Drafter
+from .graph.drafter_settings import nodes_for
+
+if TYPE_CHECKING:
+    from ..ops.draft.gamma import GammaRecord
+    from ..ops.draft.ngram import HostTree
+    from ..ops.types import DraftRows, Proposal
+    from .request import Branch
+    from .round import CommittedRows, RoundResult
+
+PROBE = 8  # rounds from one unverified tree to the next
+KEPT = 256  # most rows of branches with all features of their rounds
+READ = 4  # rounds from one to the next whose candidates a slow kind keeps
+
+
+class Probe(NamedTuple):
+    """A tree that was not verified, by a kind's number, of the text of a branch up to `size`."""
+
+    kind: int
+    branch: Branch
+    size: int
+    tree: HostTree
+
+
+class AutoDrafter(Drafter):
+    """A main drafter and others, which have no model. All of them follow the text: the main one
+    reads a prompt at once, and the rows of rounds without it when it drafts again (`kept`); those
+    that keep the target's best tokens do so in every round, or in fewer while they seem slow.
+
+    What the others would have gained is known without a forward: now and then one of them drafts
+    a tree that is not verified, but compared with the tokens that follow (`Probe`)."""
+
+    def __init__(self, main: Drafter, others: Sequence[Drafter], context: DraftContext) -> None:
+        super().__init__(main.settings, replace(context, model=None, kv=None, costs=None))
+        self.main = main
+        self.kinds = (main, *others)
+        self.lookback = main.lookback
+        names = [part.settings.kind for part in self.kinds]
+        records = {} if context.costs is None else context.costs.kinds
+        self.chooser = KindChooser(names, records)
+        self.every = (self, *(part for kind in self.kinds for part in kind.parts))
+        self.head = main.parts[0]
+        self.used = main
+        self.kept: list[CommittedRows] = []
+        pairs = enumerate(self.kinds)
+        self.learners = [(n, part) for n, kind in pairs for part in kind.parts if part.learns]
+        self._learning: list[Drafter] = []  # in this round
+        self._rounds = 0
+        self._probe: Probe | None = None
+
+    @property
+    def parts(self) -> tuple[Drafter, ...]:
+        return self.every
+
+    def intake_(self, *, attention: str = "auto") -> Any:
+        """Rows that the main drafter only reads in this round, or None, and those of the drafter of
+        this round."""
+        active = self.active
+        chosen = self.chooser.choose_([branch.owner for branch in active])
+        self.used = self.kinds[chosen]
+        for kind in self.kinds:
+            for part in kind.parts:
+                part.waits = kind is not self.used
+                if part.waits and part.chooser is not None:
+                    part.chooser.pause_()
+        unread = None
+        if self.used is self.main:
+            self._observe_kept_()
+        elif self.head.inbox:
+            rows = self.main.intake_(attention=attention)
+            unread = None if isinstance(rows, tuple) else rows
+        self._rounds += 1
+        every = self._rounds % READ == 0
+        self._learning = [
+            part for n, part in self.learners if n != chosen and (every or self.chooser.competes(n))
+        ]
+        batch = self.used.intake_(attention=attention)
+        size = self.used.num_nodes(len(active)) if self.used.settings.drafts else 0
+        self.chooser.choice = replace(self.chooser.choice, size=size)
+        return unread, batch
+
+    def root(self, batch: Any) -> tuple[DraftRows | None, Any]:
+        unread, rows = batch
+        if unread is not None:
+            self.main.root(unread)
+        return unread, self.used.root(rows)
+
+    def grow(self, frontier: tuple[DraftRows | None, Any]) -> Proposal:
+        unread, own = frontier
+        proposal = self.used.grow(own)
+        if unread is not None:
+            proposal = replace(proposal, work=proposal.work.plus(unread.work))
+        if self._learning or not self.learners or any(part.learns for part in self.used.parts):
+            return proposal
+        return replace(proposal, candidates=False)
+
+    def observe(self, rows: CommittedRows) -> None:
+        for kind in self.kinds[1:]:
+            kind.observe(rows)
+        self.kept.append(rows)
+        waits = self.head.waits and rows.is_path and self.head.kv is not None
+        if not waits or len(self.kept) >= KEPT:
+            self._observe_kept_()
+
+    def _observe_kept_(self, *_: Any, **__: Any) -> None:
+        """Let the main drafter observe the rows of the rounds since its last one."""
+        for rows in self.kept:
+            self.main.observe(rows)
+        self.kept.clear()
+
+    promote = truncate = _observe_kept_  # the main drafter does the rest
+
+    def forget(self, owners: Sequence[int]) -> None:
+        self.kept = [rows for rows in self.kept if rows.owner not in owners]
+
+    def learn(
+        self, branches: Sequence[Branch], result: RoundResult, paths: Sequence[Sequence[int]]
+    ) -> tuple[GammaRecord, ...]:
+        for part in self._learning:
+            part.learn(branches, result, paths)
+        if branches:
+            self.chooser.learn_([len(path) for path in paths])
+            self._probe_(branches)
+        return self.used.learn(branches, result, paths)
+
+    def _probe_(self, branches: Sequence[Branch]) -> None:
+        """Count the last probe once the text is as long as its tree is deep; then start another."""
+        if self._probe is not None:
+            number, branch, size, tree = self._probe
+            levels = max(tree.depths, default=0)
+            following = branch.context(size)[:levels]
+            if len(following) < levels and not branch.ended:
+                return
+            self.chooser.learn_of_(number, 1 + matched(tree, following))
+            self._probe = None
+        turn, is_over = divmod(self._rounds, PROBE)
+        number = 1 + turn % (len(self.kinds) - 1)
+        kind = self.kinds[number]
+        branch = branches[turn % len(branches)]
+        drafts = type(kind).tree_ is not Drafter.tree_ and kind.chooser is None
+        if drafts and kind.waits and not is_over and not branch.ended:
+            tree = kind.tree_(branch, nodes_for(kind.settings.offered, len(branches)))
+            self._probe = Probe(number, branch, size=branch.size, tree=tree)
+
+
+def matched(tree: HostTree, tokens: Sequence[int]) -> int:
+    """The drafts of a tree that are accepted if these tokens follow its root."""
+    nodes = {edge: node for node, edge in enumerate(zip(tree.parents, tree.tokens, strict=True))}
+    node = -1
+    for count, token in enumerate(tokens):
+        if (node, token) not in nodes:
+            return count
+        node = nodes[node, token]
+    return len(tokens)

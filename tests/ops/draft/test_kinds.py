@@ -1,0 +1,105 @@
+"""Which drafter a round has: the fastest by measured times and counted tokens; rare trials."""
+
+from collections.abc import Sequence
+
+import pytest
+
+from specsot.ops.draft import kinds as kinds_file
+from specsot.ops.draft.kinds import DECAY, LEAST, TIMES, TRIAL, KindChooser, KindRecords
+
+NAMES = ("head", "table", "none")
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    seconds = [0.0]
+    monkeypatch.setattr(kinds_file, "perf_counter", lambda: seconds[0])
+    return seconds
+
+
+def play(
+    chooser: KindChooser,
+    clock: list[float],
+    ms: Sequence[float],
+    tokens: Sequence[int],
+    *,
+    rounds: int,
+    branches: int = 1,
+) -> list[str]:
+    """The kinds of so many rounds in which each kind takes `ms` and gives `tokens`."""
+    chosen = []
+    for _ in range(rounds):
+        kind = chooser.choose_(range(branches))
+        chooser.learn_([tokens[kind]] * branches)
+        clock[0] += ms[kind] / 1e3
+        chosen.append(NAMES[kind])
+    return chosen
+
+
+@pytest.mark.parametrize(
+    ("ms", "tokens", "best"),
+    [
+        ((9.0, 6.0, 5.0), (3, 1, 1), "head"),
+        ((9.0, 6.0, 5.0), (3, 3, 1), "table"),
+        ((9.0, 6.0, 4.0), (2, 1, 1), "none"),
+    ],
+)
+def test_the_kind_with_most_tokens_per_millisecond_has_nearly_all_rounds(
+    ms: tuple[float, ...], tokens: tuple[int, ...], best: str, clock: list[float]
+) -> None:
+    chooser = KindChooser(NAMES, {})
+    played = play(chooser, clock, ms, tokens, rounds=600)
+    assert played[: 3 * TRIAL] == [name for name in NAMES for _ in range(TRIAL)]
+    assert played.count(best) > 550 and set(played[3 * TRIAL :]) == {*NAMES}, "with trials"
+    choice = chooser.choice
+    assert choice.kind == played[-1]
+    assert choice.ms == pytest.approx(ms[NAMES.index(choice.kind)])
+    assert choice.tokens == pytest.approx(tokens[NAMES.index(choice.kind)])
+
+
+def test_a_slower_kind_waits_longer_for_a_trial(clock: list[float]) -> None:
+    played = play(KindChooser(NAMES, {}), clock, (10.0, 10.5, 30.0), (2, 2, 1), rounds=900)
+    assert played.count("table") > 3 * played.count("none") > 0
+    first = played.index("table", 3 * TRIAL)
+    assert first >= LEAST
+
+
+def test_a_choice_follows_when_times_change(clock: list[float]) -> None:
+    chooser = KindChooser(NAMES, {})
+    play(chooser, clock, (9.0, 6.0, 5.0), (3, 1, 1), rounds=50)
+    played = play(chooser, clock, (20.0, 6.0, 5.0), (3, 1, 1), rounds=60)
+    assert played[-1] == "none" and played.count("head") < 2 * TIMES
+
+
+def test_tokens_that_a_kind_would_have_given_count(clock: list[float]) -> None:
+    chooser = KindChooser(NAMES, {})
+    play(chooser, clock, (5.0, 6.0, 5.0), (2, 1, 1), rounds=30)
+    for _ in range(30):
+        chooser.learn_of_(1, 8)
+    assert play(chooser, clock, (5.0, 6.0, 5.0), (2, 8, 1), rounds=3)[-1] == "table"
+    record = chooser.records[1][1]
+    assert record.tokens / record.weight > 6 and record.weight < 1 / (1 - DECAY)
+
+
+def test_runs_share_figures_and_a_new_number_of_branches_begins_with_the_nearest(
+    clock: list[float],
+) -> None:
+    records: KindRecords = {}
+    play(KindChooser(NAMES, records), clock, (9.0, 6.0, 5.0), (3, 1, 1), rounds=40)
+    again = KindChooser(NAMES, records)
+    assert play(again, clock, (9.0, 6.0, 5.0), (3, 1, 1), rounds=1) == ["head"]
+    played = play(again, clock, (45.0, 12.0, 10.0), (3, 1, 1), rounds=3, branches=8)
+    assert played == ["head"] * 3 and set(records) == {1, 4}
+    assert [record.ms for record in records[4]] == pytest.approx([45.0, 30.0, 25.0]), "5 times"
+    played = play(again, clock, (45.0, 12.0, 10.0), (3, 1, 1), rounds=900, branches=8)
+    assert played.index("none") >= LEAST and played[-1] == "none", "found by a trial"
+
+
+def test_neither_the_first_round_of_a_kind_nor_waiting_is_timed(clock: list[float]) -> None:
+    chooser = KindChooser(NAMES, {})
+    for owner, ms in ((0, 70.0), (0, 900.0), (1, 5.0)):
+        assert chooser.choose_([owner]) == 0
+        chooser.learn_([2])
+        clock[0] += ms / 1e3
+    assert chooser.choose_([1]) == 1
+    assert [*chooser.records[1][0].times] == pytest.approx([5.0])

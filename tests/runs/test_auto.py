@@ -1,0 +1,141 @@
+"""Drafters that take turns: the tokens are the target's own, and all drafters follow the text."""
+
+from collections import Counter
+from collections.abc import Sequence
+from itertools import cycle
+from typing import Any
+
+import pytest
+
+from specsot.engine.prepare.files import open_graph
+from specsot.engine.prepare.inputs import Prompt
+from specsot.engine.record.metrics import Meter
+from specsot.engine.run.api import open_session, token_digest
+from specsot.engine.run.session import perform
+from specsot.ops.draft import kinds as kinds_file
+from specsot.ops.draft.kinds import KindChooser
+from specsot.ops.draft.ngram import HostTree
+from specsot.ops.draft.recycle import RecycleTable
+from specsot.states.auto import matched
+from specsot.states.yaml.source import GraphError
+
+PROMPTS = [Prompt("1", "Tell me about honey bees."), Prompt("2", "Plan a weekend camping trip.")]
+HEAD = "num_draft_tokens: 6, draft_depth: 3, top_k: 4"
+OTHERS = "or: [recycle, {kind: suffix, num_draft_tokens: 5}, none]"
+WITHOUT = "drafter.or: takes drafters without a model, `or`, `rows_per_round` and `costs`: none,"
+HOT = "sampling={temperature: 1.3, top_p: 0.95}"
+
+
+def played(*sets: str, prompts: Sequence[Prompt] = PROMPTS) -> tuple[str, Meter, list[Any]]:
+    """The digest, the counters and the records of the rounds of a run."""
+    session = open_session("bim_plain", sets=sets, threads=1, max_new_tokens=24)
+    records: list[Any] = []
+    run, recorder, _ = perform(session, prompts, write=records.append)
+    digest = token_digest(run.answers)
+    run.close()
+    return digest, recorder.meter, [one for one in records if one.get("trees")]
+
+
+def in_turn(monkeypatch: pytest.MonkeyPatch, *kinds: int) -> None:
+    """The kinds with these numbers have the rounds, in this order, again and again."""
+    turns = cycle(kinds)
+    monkeypatch.setattr(kinds_file, "TRIAL", 1)
+    monkeypatch.setattr(KindChooser, "_next", lambda self, records: next(turns))
+
+
+def trees_of(rounds: list[Any]) -> dict[Any, Any]:
+    """The drafted trees by branch, position and root token; not those that a grammar forces."""
+    return {
+        (name, tree["at"], tree["root"]): (tree["tokens"], tree.get("parents"))
+        for one in rounds
+        for name, tree in zip(one["branches"], one["trees"], strict=False)
+        if tree["tokens"] and not tree.get("forced")
+    }
+
+
+@pytest.mark.parametrize("layout", ["bim", "batching", "paged"])
+@pytest.mark.parametrize("main", [f"eagle3, {HEAD}", "dflash, grow: ddtree", "vanilla", "recycle"])
+def test_tokens_are_those_of_plain_decoding(main: str, layout: str) -> None:
+    sets = (f"layout.kind={layout}", HOT)
+    digest, meter, rounds = played(f"drafter={{kind: {main}, {OTHERS}}}", *sets)
+    assert digest == played(*sets)[0] != played(f"layout.kind={layout}")[0]
+    assert meter.kinds.total() == meter.rounds == len(rounds)
+    assert meter.kinds.keys() == {main.partition(",")[0], "recycle", "suffix", "none"}
+    kinds = Counter(choice["kind"] for one in rounds for choice in one["choices"])
+    assert kinds == meter.kinds
+
+
+@pytest.mark.parametrize("layout", ["bim", "batching"])
+@pytest.mark.parametrize("main", [f"eagle3, {HEAD}", "dflash, block_size: 4", "vanilla"])
+def test_a_drafter_reads_the_rounds_without_it_before_it_drafts_again(
+    main: str, layout: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layout = f"layout.kind={layout}"
+    digest, _, alone = played(f"drafter={{kind: {main}}}", layout)
+    in_turn(monkeypatch, 0, 1, 1, 1, 0, 0, 1, 1, 1, 1, 1)
+    found, meter, rounds = played(f"drafter={{kind: {main}, or: [none]}}", layout)
+    assert found == digest and min(meter.kinds.values()) > 5
+    expected = trees_of(alone)
+    mine = trees_of(rounds)
+    shared = mine.keys() & expected.keys()
+    assert len(shared) > 9
+    assert {key: mine[key] for key in shared} == {key: expected[key] for key in shared}
+
+
+def test_candidates_are_kept_of_rounds_of_other_drafters(monkeypatch: pytest.MonkeyPatch) -> None:
+    in_turn(monkeypatch, 0)
+    put: list[Any] = []
+    monkeypatch.setattr(RecycleTable, "put_", lambda *known, **_: put.append(known))
+    counts = []
+    for competes in (True, False):
+        put.clear()
+        monkeypatch.setattr(KindChooser, "competes", lambda self, kind, competes=competes: competes)
+        _, meter, _ = played(f"drafter={{kind: eagle3, {HEAD}, or: [recycle]}}")
+        counts.append(len(put))
+    assert counts[0] >= meter.drafted + meter.lengths.total(), "every row of every round"
+    assert 0 < counts[1] < counts[0] / 2
+
+
+def test_what_another_drafter_would_have_given_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its trees are compared with the text: here one that an earlier answer has, for suffixes."""
+    in_turn(monkeypatch, 0)
+    found: list[tuple[int, int]] = []
+    monkeypatch.setattr(KindChooser, "learn_of_", lambda self, *kind: found.append(kind))
+    block = "drafter={kind: recycle, or: [none, suffix]}"
+    twice = [Prompt(key, "Tell me about honey bees.") for key in "12"]
+    played(block, "layout.max_num_branches=1", prompts=twice)
+    assert {kind for kind, _ in found} == {2} and max(tokens for _, tokens in found) > 4
+
+
+def test_the_matched_drafts_of_a_tree() -> None:
+    tree = HostTree((5, 6, 7, 5), (-1, -1, 1, 2), (1, 1, 2, 3), (0.0,) * 4)
+    assert [matched(tree, text) for text in ([], [9], [5, 5], [6, 7, 5, 4])] == [0, 0, 1, 3]
+
+
+@pytest.mark.parametrize(
+    ("sets", "message"),
+    [
+        (
+            "drafter.or=[eagle2]",
+            WITHOUT,
+        ),
+        (
+            "drafter.or=[recicle]",
+            WITHOUT,
+        ),
+        (
+            "drafter.or=[{kind: recycle, rows_per_round: 3}]",
+            WITHOUT,
+        ),
+        ("drafter.or=[{kind: suffix, top_k: 3}]", "drafter.or: suffix.top_k: unknown key"),
+        ("drafter={kind: none, or: [recycle]}", "unknown key 'or'"),
+        (
+            "sampling={accept: rejection, temperature: 1}",
+            "the text depends on the drafter, which `or` chooses by measured times",
+        ),
+    ],
+)
+def test_what_cannot_take_turns_is_an_error(sets: str, message: str) -> None:
+    with pytest.raises(GraphError) as error:
+        open_graph("bim_auto", [sets])
+    assert message in str(error.value) and len(error.value.problems) == 1
