@@ -4,8 +4,10 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, fields
 from functools import cached_property
 from itertools import repeat
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
@@ -64,7 +66,7 @@ def trimmed(tokens: Tokens, length: int) -> Tokens:
 
 def pack(rows: list[list[Tokens]], length: int) -> TrainingBatch:
     def filled(of: Callable[[int, Tokens], Iterable[float]], empty: float, kind: type) -> Tensor:
-        table = np.full((len(rows), length), empty, kind)
+        table: npt.NDArray[Any] = np.full((len(rows), length), empty, kind)
         for r, row in enumerate(rows):
             values = [value for number, tokens in enumerate(row) for value in of(number, tokens)]
             table[r, : len(values)] = values
