@@ -6,12 +6,14 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
+from helpers import support
 from helpers.sequences import Pooled, causal, pool
 from helpers.tiny import drop, write_tiny_mtp, write_tiny_target, write_tiny_tokenizer
 from safetensors.torch import load_file
 from torch import Tensor
 from transformers.models.qwen2.modeling_qwen2 import Qwen2Config, Qwen2ForCausalLM
 
+from specsot.engine.run.session import open_session
 from specsot.models.files import ModelError
 from specsot.models.load.inspect import inspect_model
 from specsot.models.load.weights import load_mtp, load_target
@@ -98,6 +100,24 @@ def test_mimo_computes_what_qwen2_does(folder: Path) -> None:
     ours = Pooled(target, torch.arange(len(IDS))).forward(IDS, 0, ()).logits_RV
     with torch.no_grad():
         assert torch.allclose(theirs(IDS[None]).logits[0], ours, atol=1e-4)
+
+
+def test_a_run_reads_it_from_the_targets_folder(folder: Path) -> None:
+    write_tiny_tokenizer(folder)
+    found = []
+    for kind in ("mtp", "none"):
+        session = open_session(
+            "eagle",
+            sets=(f"drafter.kind={kind}",),
+            model=str(folder),
+            threads=1,
+            max_new_tokens=6,
+            stop_ids=[],
+        )
+        assert (session.models.drafter is not None) == (kind == "mtp")
+        run = support.drive(support.start(session, ["w5 w17 w40"]))
+        found.append([branch.tokens for branch in support.branches_of(run)])
+    assert found[0] == found[1] and len(found[0][0]) == 6
 
 
 def test_what_a_folder_can_draft_with(folder: Path) -> None:
