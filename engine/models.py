@@ -138,7 +138,7 @@ def run_pools(
     block_size = 1 if layout.kind == "batching" else layout.block_size
 
     def drafter_pool(block: DrafterSettings | None, drafter: Any) -> KVCache | None:
-        if block is None or drafter is None or not block.has_model:
+        if block is None or drafter is None or not block.has_model or not drafter.num_layers:
             return None
         scratch = block.scratch * (layout.max_num_branches // rows)
         return new_pool(drafter, layout.kv_slots + scratch, rows, models, block_size=block_size)

@@ -158,7 +158,8 @@ class Decoder(PoolModel):
         before it attends to the pool, so that rows of one forward see each other through it.
 
         logit_rows_R: flat row indices that need logits. taps: Hugging Face `hidden_states`
-            indices, joined in increasing order into taps_QF [B * Q, len(taps) * H]; empty for None.
+            indices, and one more for the last before the norm, joined in increasing order into
+            taps_QF [B * Q, len(taps) * H]; empty for None.
         blend: cached rows; where a layer does not compute them they keep their cached K, turned to
             their position, V and taps, and get NaN logits.
         Raises ValueError: a plan or taps that this model cannot follow."""
@@ -186,6 +187,7 @@ class Decoder(PoolModel):
                 )
                 if self.num_layers in taps:
                     states.append(self.normalise(x_NH, self.norm.weight, self.norm.eps))
+                states += [x_NH] if self.num_layers + 1 in taps else []
                 states.append(x_NH)
             elif rows_M is None:
                 inputs = self.attention_inputs(positions_N, slots_N, group)
@@ -221,6 +223,8 @@ class Decoder(PoolModel):
         if self.num_layers in taps:
             normed_NH = self.normalise(x_NH, self.norm.weight, self.norm.eps)
             states.append(normed_NH if hook is None else hook.tap(normed_NH, len(states)))
+        if self.num_layers + 1 in taps:
+            states.append(x_NH if hook is None else hook.tap(x_NH, len(states)))
         return [*states, x_NH]
 
     def _check(self, plan: LayerPlan, taps: tuple[int, ...], blend: Blend | None) -> None:
@@ -238,8 +242,8 @@ class Decoder(PoolModel):
         if blend is not None and blend.settings.mask == "bottom_right" and slides:
             window = self.config.window
             raise ValueError(f"`mask: bottom_right` excludes the model's sliding window {window}")
-        if taps and not 0 <= min(taps) <= max(taps) <= self.num_layers:
-            raise ValueError(f"taps {taps} must be in 0..{self.num_layers}")
+        if taps and not 0 <= min(taps) <= max(taps) <= self.num_layers + 1:
+            raise ValueError(f"taps {taps} must be in 0..{self.num_layers + 1}")
 
     def logits(self, x_RH: Tensor) -> Tensor:
         """[R, H] after the last layer -> [R, V]; float32, of a float64 model float64."""

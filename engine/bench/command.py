@@ -199,6 +199,7 @@ AXES: Mapping[str, Mapping[str, tuple[Any, ...]]] = {
     },
     "vanilla": {"gamma": (1, 2, 3, 4, 6, 8, 12)},
     "ngram": {"num_draft_tokens": (1, 2, 4, 8), "draft_depth": (3, 6, 10)},
+    "medusa": {"num_draft_tokens": (2, 4, 8, 16), "draft_depth": (1, 2, 3, 5)},
     "suffix": {"num_draft_tokens": (1, 2, 4, 8, 16), "draft_depth": (4, 8, 16)},
     "recycle": {"num_draft_tokens": (1, 2, 4, 8, 16, 32), "draft_depth": (3, 6)},
 }

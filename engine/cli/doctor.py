@@ -16,7 +16,7 @@ from ..prepare.options import RunOptions
 from ..shell import complain, print_json
 from .options import flag, option
 
-EMBEDDED_MODELS = ("target", "eagle3", "eagle2", "dflash", "vanilla")
+EMBEDDED_MODELS = ("target", "eagle3", "eagle2", "dflash", "vanilla", "medusa")
 GRAPHS = ("autoregressive", "eagle", "bim_plain", "bim_eagle")
 FIGURES = ("speedup_per_token", "ms_per_token", "tau_step", "overhead_share")
 

@@ -233,6 +233,8 @@ def _with_drafter(
     drafter = program.graph.drafter
     if named := requested or getattr(drafter, "model", None):
         return replace(config, drafter_model=named)
+    if drafter.checkpoint == "target":
+        return replace(config, drafter_model=config.model)
     if not drafter.has_model or config.model == EMBEDDED:
         return config
     if profile is not None:

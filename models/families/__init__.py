@@ -25,7 +25,8 @@ class Family:
     torch.nn.functional. qk_norm: queries and keys have norms. qkv_bias, o_bias, mlp_bias: whether
     these projections have a bias, or the key of config.json that says so. window_switch: the key
     that turns on windows. partial: RoPE may turn a part of a head. renamed: keys with other names
-    than Llama's -> Llama's names. defaults: of keys that a file may lack, if other than Llama's."""
+    than Llama's -> Llama's names. defaults: of keys that a file may lack, if other than Llama's.
+    own_code: its files name code of their own, which is not executed."""
 
     name: ClassVar[str]
     max_positions: ClassVar[int]
@@ -40,6 +41,7 @@ class Family:
     partial: ClassVar[bool] = False
     renamed: ClassVar[Mapping[str, str]] = {}
     defaults: ClassVar[Values] = {}
+    own_code: ClassVar[bool] = False
 
     def llama_fields(self, fields: Fields) -> Fields:
         """config.json with Llama's keys."""
@@ -124,11 +126,12 @@ def decoder_config(folder: Path) -> DecoderConfig:
     loaded = {family.name: family for family in Family.__subclasses__()}
     by_name = loaded if isinstance(name, str) and name in loaded else families()
     custom = sorted(CUSTOM_CODE & set(fields.section("auto_map").values))
-    if not isinstance(name, str) or name not in by_name or custom:
+    family = by_name.get(name) if isinstance(name, str) else None
+    if family is None or (custom and not family.own_code):
         what = f"`auto_map` for {', '.join(custom)}" if custom else f"model_type {name!r}"
         reason = f"{what} is not supported ({', '.join(families())})"
         raise fields.wrong(f"{reason}; remote code is never executed")
-    return by_name[name]().config(fields)
+    return family().config(fields)
 
 
 def _other_ids(fields: Fields, key: str) -> tuple[int, ...]:

@@ -9,9 +9,9 @@ from ..config import DecoderConfig, shape_fields
 from ..decoder import Decoder
 from ..drafters.config import STATES_KEY, TAPS_KEY
 from ..families import decoder_config
-from ..files import ModelError, cause_of, read_fields
+from ..files import Fields, ModelError, cause_of, read_fields
 from .tokenizer import has_tokenizer, load_tokenizer, stop_ids
-from .weights import KINDS, LOADERS, entries, kind_of, load_target, on_meta
+from .weights import KINDS, LOADERS, MTP, entries, kind_of, load_target, on_meta
 
 WIDTHS = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4}  # bytes; others count as 1
 DEFAULT_LAYERS = 32  # of the assumed target of a drafter whose file does not give them
@@ -73,6 +73,8 @@ class Inspection:
             "dtype": config.dtype or "not given",
         }
         self.kinds = ("none", "ngram", "recycle", "suffix", "vanilla")
+        if any(name.startswith(MTP) for name in entries(path)):
+            self.kinds += ("mtp",)
         self.attempt(self.tensors, path)
         self.attempt(lambda path: self.tokens(path, config), path)
 
@@ -100,9 +102,15 @@ class Inspection:
         """Load it without values, for a target with the sizes that the drafter's file gives."""
         self.kinds = ("eagle2" if self.family == "eagle" else self.family,)
         fields = read_fields(path)
+        medusa = self.family == "medusa"
+        if medusa:  # its config.json has no sizes, its tensors have
+            inner, hidden = entries(path)["0.0.linear.weight"].shape
+            ends = [e.shape[0] for n, e in entries(path).items() if "linear" not in n] or [inner]
+            sizes = {"vocab_size": ends[0], "hidden_size": hidden, "intermediate_size": 1}
+            fields = Fields(fields.path, {**sizes, "num_attention_heads": 1, **fields.values})
         section = fields.section("transformer_layer_config")
         dflash = self.family == "dflash"
-        layout = "z-lab" if dflash else "SafeAILab"
+        layout = {"dflash": "z-lab", "medusa": "FasterDecoding"}.get(self.family, "SafeAILab")
         sections = (fields, fields.section("eagle_config"), fields.section("dflash_config"))
         keys = (TAPS_KEY, STATES_KEY, "target_layer_ids")
         named = [i for part in sections for key in keys for i in part.ids(key)]
@@ -124,7 +132,9 @@ class Inspection:
         self.assumed = tuple(note for note in drafter.notes if not note.startswith("taps "))
         if dflash:
             self.facts["block"] = f"{drafter.block_size}, mask token {drafter.mask_token_id}"
-        if self.family == "eagle" or named:
+        if medusa:
+            self.facts["heads"] = f"{drafter.config.heads}, {drafter.config.blocks} blocks each"
+        if self.family in ("eagle", "medusa") or named:
             where = ", ".join(map(str, drafter.tap_ids)) if named else "the last, after its norm"
             self.facts["reads hidden states"] = where
         else:

@@ -5,11 +5,14 @@ import json
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..config import DecoderConfig, DecoderShape
 from ..files import Fields, ModelError, cause_of, inside, panics_as, read_json
 from .chat_format import SETTINGS, chat_format
+
+if TYPE_CHECKING:
+    from ..drafters.medusa import MedusaConfig
 
 TOKENIZER = "tokenizer.json"
 VOCABULARIES = (TOKENIZER, "tokenizer.model", "vocab.json")  # each makes a tokenizer
@@ -97,7 +100,9 @@ def stop_ids(config: DecoderConfig, tokenizer: Any) -> tuple[int, ...]:
     return tuple(sorted({*config.eos_ids, tokenizer.eos_token_id} - {None}))
 
 
-def check_same_tokens(drafter: DecoderShape, target: DecoderShape, extra: bool = False) -> None:
+def check_same_tokens(
+    drafter: "DecoderShape | MedusaConfig", target: DecoderShape, extra: bool = False
+) -> None:
     """Raise ModelError unless the vocabularies have one size and ids mean the same in both
     tokenizers, special tokens included, where both folders have one (a drafter may come without).
     extra: either tokenizer may have up to MAX_EXTRA tokens more, e.g. a mask token."""

@@ -9,7 +9,7 @@ from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -25,6 +25,10 @@ from ..files import MODEL_FILES, Fields, ModelError, cause_of, inside, read_json
 from ..linear import replace_
 from .tokenizer import check_same_tokens
 
+if TYPE_CHECKING:
+    from ..drafters.medusa import Medusa
+    from ..drafters.mtp import Mtp
+
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
@@ -38,6 +42,7 @@ KINDS = {
     "eagle": "an EAGLE-1 or EAGLE-2 drafter",
     "eagle3": "an EAGLE-3 drafter",
     "dflash": "a DFlash drafter",
+    "medusa": "heads of Medusa",
 }
 MAPS = {"d2t": {"I64", "I32"}, "t2d": {"BOOL"}}  # between vocabularies; all else is floats
 
@@ -45,12 +50,12 @@ Window = tuple[slice, ...]
 """The part of a stored tensor: of its rows, and of its columns if it has any."""
 
 EVERYTHING = slice(None)
+MTP = "model.mtp_layers."  # drafters inside a target, which `load_mtp` reads
 LAYER = re.compile(r"(?:model\.)?layers\.(\d{1,6})\.")
 
 Device = torch.device | str
 Place = tuple[torch.dtype, Device]
 Built = TypeVar("Built", bound=nn.Module)
-Drafter = TypeVar("Drafter", Eagle, Eagle3, DFlashDraftModel)
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +156,8 @@ def model_hash(folder: Path) -> str:
 def kind_of(stored: Stored) -> str:
     """A key of KINDS, or an empty string. EAGLE-3's attention reads embeddings and features: twice
     the width. DFlash normalises queries and the target's features."""
+    if "0.0.linear.weight" in stored:
+        return "medusa"
     joined = stored.get("fc.weight")
     first = "layers.0.self_attn.q_proj.weight"
     if joined is None:
@@ -284,6 +291,7 @@ def load_target(
     decoder = on_meta(config.path, lambda: Decoder(config, share))
     whole = decoder if count == 1 else on_meta(config.path, lambda: Decoder(config))
     extra = compare(folder, stored, _views(whole, tied))
+    extra = [name for name in extra if not name.startswith(MTP)]
     if tied:  # empty until the embedding has memory, which the head then shares
         decoder.lm_head.weight = nn.Parameter(torch.empty(0), requires_grad=False)
     materialise(decoder, dtype, device)
@@ -367,19 +375,52 @@ def load_dflash(
     return _complete_(drafter, stored, target, place=(dtype, device))
 
 
-LOADERS: dict[str, Any] = {"eagle": load_eagle, "eagle3": load_eagle3, "dflash": load_dflash}
+def load_medusa(
+    folder: Path, target: Decoder, dtype: torch.dtype = torch.float32, device: Device = "cpu"
+) -> "Medusa":
+    """Heads of Medusa for one target, each with the target's head unless it has its own."""
+    from ..drafters.medusa import Medusa, medusa_config
+
+    stored = _read(folder, "medusa")
+    config = medusa_config(folder, stored, target.config)
+    drafter = on_meta(config.path, lambda: Medusa(config, (target.num_layers,)))
+    drafter.borrow_((name for name in drafter.ends if name not in stored), target.lm_head.weight)
+    return _complete_(drafter, stored, target, place=(dtype, device))
 
 
-def _views(module: Decoder | Drafter, absent: Container[str]) -> dict[str, Tensor]:
+def load_mtp(
+    folder: Path, target: Decoder, dtype: torch.dtype = torch.float32, device: Device = "cpu"
+) -> "Mtp":
+    """The first MTP layer in a target's own files; raises ModelError."""
+    from ..drafters.mtp import FIRST, Mtp, mtp_config
+
+    stored = {name: e for name, e in entries(folder).items() if name.startswith(FIRST)}
+    if not stored:
+        raise ModelError(folder, f"holds no MTP layer, `{FIRST}*`")
+    config = mtp_config(decoder_config(folder))
+    drafter = on_meta(config.path, lambda: Mtp(config))
+    return _complete_(drafter, stored, target, place=(dtype, device))
+
+
+LOADERS: dict[str, Any] = {
+    "eagle": load_eagle,
+    "eagle3": load_eagle3,
+    "dflash": load_dflash,
+    "medusa": load_medusa,
+}
+
+
+def _views(module: Any, absent: Container[str]) -> dict[str, Tensor]:
     return {name: view for name, view in module.published().items() if name not in absent}
 
 
 def _complete_(
-    drafter: Drafter, stored: Stored, target: Decoder, place: Place, absent: tuple[str, ...] = ()
-) -> Drafter:
+    drafter: Built, stored: Stored, target: Decoder, place: Place, absent: tuple[str, ...] = ()
+) -> Built:
     """Compare a drafter without memory with its target and its file, then fill it from the file; an
     EAGLE head shares the target's embedding and head where its file lacks them."""
-    check_same_tokens(drafter.config, target.config, extra=True)
+    config: Any = drafter.config
+    check_same_tokens(config, target.config, extra=True)
     if isinstance(drafter, EagleHead):
         drafter.owned = drafter.ends & stored.keys()
         ends = {EMBEDDING: target.embed, LM_HEAD: target.lm_head.weight}
@@ -389,9 +430,9 @@ def _complete_(
             shape = list(ends[name].shape)
             if needed != shape:
                 reason = f"has no `{module}` of its own, and would need one of shape {needed}"
-                raise ModelError(drafter.config.path, f"{reason}: the target's is {shape}")
+                raise ModelError(config.path, f"{reason}: the target's is {shape}")
             replace_(drafter.get_submodule(module), "weight", ends[name])
-    if extra := compare(drafter.config.path.parent, stored, _views(drafter, absent)):
+    if extra := compare(config.path.parent, stored, _views(drafter, absent)):
         raise ModelError(stored[extra[0]].path, f"unexpected tensors: {listed(extra)}")
     materialise(drafter, *place)
     fill(_views(drafter, absent), stored, {})

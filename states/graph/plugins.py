@@ -46,6 +46,8 @@ BUILT_IN = {
     "ngram": "drafters.ngram:NgramDrafter",
     "recycle": "drafters.recycle:RecycleDrafter",
     "suffix": "drafters.suffix:SuffixDrafter",
+    "medusa": "drafters.medusa:MedusaDrafter",
+    "mtp": "drafters.mtp:MtpDrafter",
 }
 """By kind the class in `states`, as module:class."""
 

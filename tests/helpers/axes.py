@@ -87,6 +87,8 @@ REJECTING = {
     ("ngram", 1): ("topk", ""),
     ("recycle", 1): ("topk", ""),
     ("suffix", 0): ("topk", ""),
+    ("medusa", 0): ("topk", ""),
+    ("mtp", 0): ("topk", ""),
 }
 """Drafters whose drafts can be judged by rejection: the rule, and how they draw."""
 CHOICES = (("none", 0), *((kind, n) for kind, sets in SETTINGS.items() for n in range(len(sets))))

@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from helpers.support import Tiny
-from helpers.tiny import write_tiny_dflash, write_tiny_eagle
+from helpers.tiny import write_tiny_dflash, write_tiny_eagle, write_tiny_medusa, write_tiny_mtp
 from specsot.engine.models import Models, with_drafter
 
 KINDS = (
@@ -21,6 +21,8 @@ KINDS = (
     "ngram",
     "recycle",
     "suffix",
+    "medusa",
+    "mtp",
 )
 COSTS = "drafter.costs={target: {1: 2.0, 64: 9.0}, drafter: {1: 0.2, 64: 1.0}, overhead: 1.0}"
 SETTINGS: dict[str, tuple[tuple[str, ...], ...]] = {
@@ -82,6 +84,11 @@ SETTINGS: dict[str, tuple[tuple[str, ...], ...]] = {
         (),
         ("drafter.num_draft_tokens=5", "drafter.draft_depth=3", "drafter.most_tokens=90"),
     ),
+    "mtp": (("drafter.num_draft_tokens=6", "drafter.draft_depth=3", "drafter.top_k=3"),),
+    "medusa": (
+        ("drafter.num_draft_tokens=6",),
+        ("drafter.num_draft_tokens={1: 9, 3: 4, 4: 0}", "drafter.draft_depth=2"),
+    ),
 }
 """Per kind: settings that differ in what they do."""
 CHOOSING = {
@@ -96,6 +103,7 @@ CHOOSING = {
     "ngram": ("drafter.num_draft_tokens=auto", "drafter.most_nodes=9", COSTS),
     "recycle": ("drafter.num_draft_tokens=auto", "drafter.most_nodes=9", COSTS),
     "suffix": ("drafter.num_draft_tokens=auto", "drafter.most_nodes=9", COSTS),
+    "medusa": ("drafter.num_draft_tokens=auto", "drafter.most_nodes=9", COSTS),
 }
 """Settings that leave it to the rounds how much they draft."""
 for _kind, _sets in CHOOSING.items():
@@ -117,6 +125,7 @@ def drafting(made: Tiny, kind: str) -> Models:
 def _folder(target: Path, kind: str) -> Path:
     folder = target.parent / kind
     write = {"eagle2": write_tiny_eagle, "eagle1": write_tiny_eagle, "dflash": write_tiny_dflash}
+    write |= {"medusa": write_tiny_medusa, "mtp": write_tiny_mtp}
     return write[kind](folder, target) if kind in write else _disturbed(folder, target)
 
 

@@ -16,6 +16,7 @@ follows it at that distance. A block's row so sees its anchor, and more faintly 
 
 import json
 import pickle
+import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,8 @@ from specsot.models.drafters.config import (
 )
 from specsot.models.drafters.dflash import DFlashDraftModel, TargetEnds
 from specsot.models.drafters.eagle import EMBEDDING, Eagle, Eagle3
+from specsot.models.drafters.medusa import Medusa, MedusaConfig
+from specsot.models.drafters.mtp import Mtp, mtp_config
 from specsot.models.families import decoder_config
 from specsot.models.layers import AFTER_ATTENTION, AFTER_MLP, DecoderLayer, PoolModel
 from specsot.models.load.weights import SINGLE, load_target
@@ -314,6 +317,67 @@ def write_tiny_eagle(
     return _write(folder, drafter, seed, noise, aim)
 
 
+@torch.no_grad()
+def write_tiny_medusa(
+    folder: Path,
+    target_folder: Path,
+    seed: int = 0,
+    *,
+    heads: int = 3,
+    blocks: int = 1,
+    noise: float = 0.05,
+) -> Path:
+    """Heads of Medusa, each the target's head behind the likeliest steps; noise: as above."""
+    target = load_target(target_folder)
+    draw = torch.Generator().manual_seed(seed)
+    sizes = {"vocab_size": target.vocab_size, "hidden_size": target.hidden_size}
+    config = MedusaConfig(path=folder / "config.json", heads=heads, blocks=blocks, **sizes)
+    drafter = Medusa(config, (target.num_layers,))
+    for view in drafter.published().values():
+        view.copy_(torch.randn(view.shape, generator=draw) * noise)
+    ids_L, step_LL = _steps(target)
+    head_VH = target.lm_head.weight.clone()
+    for name, view in drafter.published().items():
+        if "linear" not in name:
+            head_VH[ids_L] = step_LL.t() @ head_VH[ids_L]
+            view.add_(head_VH)
+    folder.mkdir(parents=True, exist_ok=True)
+    write_json(folder / "config.json", config.to_json())
+    save(folder, drafter.published())
+    return folder
+
+
+def write_tiny_mtp(
+    folder: Path,
+    target_folder: Path,
+    seed: int = 0,
+    *,
+    feature: float = 0.2,
+    noise: float = 0.05,
+) -> Path:
+    """A copy of a target with an MTP layer; settings as for `write_tiny_eagle3`."""
+    shutil.copytree(target_folder, folder)
+    target = load_target(target_folder)
+    drafter = Mtp(mtp_config(target.config))
+    draw = torch.Generator().manual_seed(seed)
+    eye = torch.eye(target.hidden_size)
+    with torch.no_grad():
+        for name, view in drafter.published().items():
+            view.copy_(torch.randn(view.shape, generator=draw) * noise)
+            view.add_(1.0 if name.endswith("norm.weight") else 0.0)
+        drafter.fc.weight.add_(torch.cat((feature * eye, eye), -1))
+        drafter.final_layernorm.weight.copy_(target.norm.weight + target.config.centred_norms)
+    save(folder, {**load_file(folder / SINGLE), **drafter.published()})
+    return folder
+
+
+def _steps(target: Decoder) -> tuple[Tensor, Tensor]:
+    """The likely ids, and the chance of each after each of them, by its embedding alone."""
+    ids_L = likely_ids(target.lm_head.weight)
+    normed_LH = target.normalise(target.embed[ids_L], target.norm.weight, target.norm.eps)
+    return ids_L, F.linear(normed_LH, target.lm_head.weight[ids_L]).softmax(-1)
+
+
 SHARP = 6.0  # weight of the query and key norms: a head sees one distance and nearly nothing else
 LOUD = 4.0  # what is seen, against the mask's own embedding in the residual stream
 FAINT = 0.2  # the context, against the anchor
@@ -374,10 +438,8 @@ def _look_back_(views: Mapping[str, Tensor], frequencies: Tensor, heads: int) ->
 def _maps(drafter: DFlashDraftModel, target: Decoder) -> Tensor:
     """[block - 1, H, H]: the map of each distance takes a token's embedding to the mixture of what
     stands one token before that distance (the head does the last step), and the mask's to zero."""
-    ids_L = likely_ids(target.lm_head.weight)
+    ids_L, step_LL = _steps(target)
     token_LH, mask_H = target.embed[ids_L], target.embed[drafter.mask_token_id]
-    normed_LH = target.normalise(token_LH, target.norm.weight, target.norm.eps)
-    step_LL = F.linear(normed_LH, target.lm_head.weight[ids_L]).softmax(-1)
     size = token_LH.shape[-1:]
     known_LH = F.rms_norm(torch.cat((token_LH, mask_H[None])), size)
     solve_HL = torch.linalg.pinv(known_LH)

@@ -25,6 +25,8 @@ TREES = (
     ("ngram", 1),
     ("recycle", 0),
     ("suffix", 1),
+    ("medusa", 0),
+    ("mtp", 0),
 )
 ROWS = (
     *(replace(ROUNDS, drafter=drafter) for drafter in axes.CHOICES),

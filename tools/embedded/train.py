@@ -24,6 +24,7 @@ from specsot.engine.train.settings import (
 from specsot.engine.train.vanilla import VanillaTrainer
 
 from .lessons import corpus_lessons
+from .medusa import MedusaTrainer, MedusaTraining
 from .target import TargetTraining, train_target
 
 app = typer.Typer(help="Train the embedded target and its drafters.", no_args_is_help=True)
@@ -50,6 +51,7 @@ EAGLE2 = "Train the head of EAGLE-1 and EAGLE-2."
 add("eagle2", EAGLE2, Eagle2Training, drafter(Eagle2Trainer))
 add("eagle3", "Train the EAGLE-3 drafter.", Eagle3Training, drafter(Eagle3Trainer))
 add("dflash", "Train the DFlash drafter.", DFlashTraining, drafter(DFlashTrainer))
+add("medusa", "Train heads of Medusa.", MedusaTraining, drafter(MedusaTrainer))
 VANILLA = "Train the small language model that drafts."
 add("vanilla", VANILLA, VanillaTraining, drafter(VanillaTrainer))
 

@@ -33,7 +33,7 @@ MISTAKES = [
     ("- branch.tree_", "- ¦os.getcwd", "no op 'os.getcwd'"),
     # layout and drafter
     ("kind: eagle3", "kind: ¦eagel3", "no drafter 'eagel3'; did you mean 'eagle3'?; there are: no"),
-    ("kind: eagle3", "kind: ¦medusa", "no drafter 'medusa'; there are: none, eagle3"),
+    ("kind: eagle3", "kind: ¦hydra", "no drafter 'hydra'; there are: none, eagle3"),
     ("kind: eagle3", "kind: ¦''", "no drafter ''; there are: none, eagle3"),
     ("kind: eagle3", "kind: ¦null", "drafter.kind: must not be null"),
     ("kind: eagle3", "kind: ¦true", "drafter.kind: must be one of: none, eagle3"),

@@ -1,0 +1,79 @@
+"""Medusa's heads against the published arithmetic in plain torch, and how their files are read."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from helpers.tiny import Spoil, config, drop, write_tiny_medusa, write_tiny_target
+from safetensors.torch import load_file
+from torch import nn
+
+from specsot.models.files import ModelError
+from specsot.models.load.convert import convert_pickles
+from specsot.models.load.inspect import inspect_model
+from specsot.models.load.weights import load_medusa, load_target
+
+
+@pytest.fixture
+def folders(tmp_path: Path) -> tuple[Path, Path]:
+    """A target, and heads as published: `medusa_lm_head.pt`, converted once."""
+    target = write_tiny_target(tmp_path / "target")
+    made = write_tiny_medusa(tmp_path / "made", target, heads=5, blocks=2)
+    (tmp_path / "published").mkdir()
+    torch.save(load_file(made / "model.safetensors"), tmp_path / "published/medusa_lm_head.pt")
+    told = {"medusa_num_heads": 2, "medusa_num_layers": 2, "base_model_name_or_path": "a/b"}
+    (tmp_path / "published/config.json").write_text(json.dumps(told))
+    (tmp_path / "heads").mkdir()
+    convert_pickles(tmp_path / "published", tmp_path / "heads")
+    return target, tmp_path / "heads"
+
+
+@torch.inference_mode()
+def test_heads_compute_what_the_published_ones_do(folders: tuple[Path, Path]) -> None:
+    target = load_target(folders[0])
+    drafter = load_medusa(folders[1], target)
+    hidden_RH = torch.randn(4, target.hidden_size, generator=torch.Generator().manual_seed(1))
+    logits_RDV = drafter(hidden_RH)
+    tensors = load_file(folders[1] / "model.safetensors")
+    assert logits_RDV.shape == (4, 5, target.vocab_size) and drafter.tap_ids == (8,)
+    for head in range(5):
+        x_RH = hidden_RH
+        for block in range(2):
+            name = f"{head}.{block}.linear"
+            inner = nn.functional.linear(x_RH, tensors[f"{name}.weight"], tensors[f"{name}.bias"])
+            x_RH = x_RH + inner * torch.sigmoid(inner)
+        expected_RV = x_RH @ tensors[f"{head}.2.weight"].t()
+        assert torch.allclose(logits_RDV[:, head], expected_RV, atol=1e-5)
+
+
+def test_heads_without_a_product_have_the_targets(folders: tuple[Path, Path]) -> None:
+    target = load_target(folders[0])
+    drop("1.2.weight")(folders[1])
+    drafter = load_medusa(folders[1], target)
+    assert drafter.borrowed == {"1.2.weight"} and "1.2.weight" not in drafter.published()
+    assert drafter.heads[1][2].weight is target.lm_head.weight
+    assert drafter.heads[0][2].weight is not target.lm_head.weight
+
+
+def test_what_is_told_of_a_folder(folders: tuple[Path, Path]) -> None:
+    seen = inspect_model(folders[1])
+    assert (seen.kind, seen.family, seen.kinds) == ("drafter", "medusa", ("medusa",))
+    assert seen.facts["layout"] == "FasterDecoding" and not seen.problems
+    assert seen.facts["heads"] == "5, 2 blocks each"
+    assert seen.assumed == ("`medusa_num_heads` is 2: the file holds 5 heads, and all are read",)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "says"),
+    [
+        (drop("3.1.linear.bias"), r"1 tensors are missing: 3\.1\.linear\.bias"),
+        (config(hidden_size=64), r"drafts for another target: `hidden_size` is 64"),
+        (config(medusa_num_heads=True), r"`medusa_num_heads` must be a positive integer"),
+        (drop("0.0.linear.weight"), r"1 tensors are missing: 0\.0\.linear\.weight"),
+    ],
+)
+def test_what_is_refused(spoil: Spoil, says: str, folders: tuple[Path, Path]) -> None:
+    spoil(folders[1])
+    with pytest.raises(ModelError, match=says):
+        load_medusa(folders[1], load_target(folders[0]))
