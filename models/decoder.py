@@ -121,8 +121,9 @@ class Decoder(PoolModel):
     @cached_property
     def embed_scale(self) -> float:
         """In the dtype of the weights, as in transformers."""
-        size = self.hidden_size if self.config.scaled_embedding else 1
-        return float(torch.tensor(size**0.5, dtype=self.dtype))
+        if not self.config.scaled_embedding:
+            return 1.0
+        return float(torch.tensor(self.hidden_size**0.5, dtype=self.dtype))
 
     def embedded(self, tokens_N: Tensor) -> Tensor:
         x_NH = F.embedding(tokens_N, self.embed)

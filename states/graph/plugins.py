@@ -171,7 +171,7 @@ def _other(block: Any) -> DrafterSettings:
 
 def _by_kind(value: Any, built_in: ValidatorFunctionWrapHandler) -> Any:
     """Kinds of installed packages are validated by their own class."""
-    if isinstance(value, dict) and isinstance(value.get("or"), list):
+    if isinstance(value, dict) and isinstance(value.get("or"), list | tuple):
         value = {**value, "or": [_other(block) for block in value["or"]]}
     kind = value.get("kind") if isinstance(value, dict) else None
     if not isinstance(kind, str) or kind in DRAFTERS:

@@ -148,7 +148,12 @@ def weight_bytes(model: nn.Module | None) -> int:
             count += kernel.blocks.nbytes
             continue
         held = (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False))
-        read = [one for own, one in held if "embed" not in f"{name}.{own}" and one.ndim == 2]
+        not_read = ("embed", "frequencies")
+        read = [
+            one
+            for own, one in held
+            if one.ndim == 2 and not any(part in f"{name}.{own}" for part in not_read)
+        ]
         count += sum(one.numel() * one.element_size() for one in read)
     return count
 

@@ -314,8 +314,9 @@ def test_states_stand_in_a_few_machine_files() -> None:
     docs = [source.data["doc"] for source in sources.values()]
     assert len(set(docs)) == len(docs)
     folder = files("specsot") / "graphs"
-    shipped = [p for p in Path(str(folder)).rglob("*.yaml") if p.parent.name != "experiments"]
-    assert sum(len(p.read_text(encoding="utf-8").split("\n")) for p in shipped) <= 800
+    others = ("experiments", "published")
+    shipped = [p for p in Path(str(folder)).rglob("*.yaml") if p.parent.name not in others]
+    assert sum(len(p.read_text(encoding="utf-8").split("\n")) for p in shipped) <= 830
 
 
 WORDS = list(product(graph_names(), LAYOUTS, DRAFTERS))
