@@ -28,8 +28,8 @@ class RopeConfig:
     settings: Mapping[str, Any]
     trained: int
 
-    def rotated(self, head_dim: int) -> int:
-        """How many of a head's numbers are turned."""
+    def rotary_dim(self, head_dim: int) -> int:
+        """The size of the part of a head that RoPE rotates, the first one."""
         return int(head_dim * self.settings.get(PARTIAL, 1.0))
 
     @property
@@ -60,11 +60,11 @@ class DecoderShape:
 
     def sizes(self) -> dict[str, Any]:
         """The arguments of a drafter of the same shape: all but biases, norms and notes. A drafter
-        turns whole heads."""
+        rotates whole heads."""
         sizes = {
             f.name: getattr(self, f.name) for f in fields(DecoderShape) if f.default is MISSING
         }
-        if self.rope.rotated(self.head_dim) < self.head_dim:
+        if self.rope.rotary_dim(self.head_dim) < self.head_dim:
             sizes["rope"] = RopeConfig("default", self.rope.theta, {}, self.rope.limit)
         return sizes
 
@@ -144,7 +144,7 @@ def shape_fields(
 ) -> dict[str, Any]:
     """The fields of a `DecoderShape` but biases and norms; ModelError names a wrong key. trained,
     head_dim, theta: positions, a head's size (0: hidden size / heads) and the base of the angles
-    where the file is silent. partial: RoPE may turn a part of a head only."""
+    where the file is silent. partial: RoPE may rotate a part of a head only."""
     hidden = fields.integer("hidden_size")
     heads = fields.integer("num_attention_heads")
     kv_heads = fields.integer("num_key_value_heads", heads)
@@ -158,7 +158,7 @@ def shape_fields(
     if head_dim % 2:
         raise fields.wrong(f"head_dim {head_dim} is odd; RoPE needs pairs")
     rope, notes = rope_fields(fields, trained, head_dim, theta)
-    if rope.rotated(head_dim) != head_dim and not partial:
+    if rope.rotary_dim(head_dim) != head_dim and not partial:
         raise fields.wrong(f"`{PARTIAL}` other than 1 is not supported")
     return {
         "path": fields.path,
@@ -220,16 +220,17 @@ def rope_fields(
     part = inner.number(PARTIAL, fields.number(PARTIAL, 1.0))
     if part != 1.0:
         settings[PARTIAL] = part
-    turned = int(head_dim * part)
-    if not 0 < turned <= head_dim or turned % 2:
-        raise fields.wrong(f"`{PARTIAL}` {part:g} turns {turned} of {head_dim} numbers of a head")
+    rotary_dim = int(head_dim * part)
+    if not 0 < rotary_dim <= head_dim or rotary_dim % 2:
+        what = f"rotates {rotary_dim} of {head_dim} numbers of a head"
+        raise fields.wrong(f"`{PARTIAL}` {part:g} {what}")
     for key in ROPE_NUMBERS.get(kind, ()):
         if inner.number(key, 0.0) == 0.0:
             raise inner.wrong(f"rope type {kind!r} needs `{key}`")
     for key in ("short_factor", "long_factor") if kind == "longrope" else ():
         value = inner.get(key)
-        if not isinstance(value, list) or len(value) != turned // 2:
-            raise inner.wrong(f"`{key}` must hold {turned // 2} numbers")
+        if not isinstance(value, list) or len(value) != rotary_dim // 2:
+            raise inner.wrong(f"`{key}` must hold {rotary_dim // 2} numbers")
     top = fields.get("rope_theta")
     below = inner.get("rope_theta")
     notes = []

@@ -47,12 +47,12 @@ def fields(names: str) -> Any:
 
 
 # Addresses and sizes. mixed: the input of the first layer's attention, if it mixes; cos, sin: of
-# every RoPE and all positions, of which there are `angles`, for `turned` numbers of a head; tapped:
+# every RoPE and all positions, of which there are `angles`, of `rotary_dim` numbers each; tapped:
 # the rows before layers; work: memory for `bytes_of_inputs`, and for the rows between products.
 MULTIPLY = fields("blocks scale bits rows depth outputs x out work add")
 NAMES = (
     "layers num_layers hidden heads kv_heads head_dim inner x rows mixed mixed_width cos sin"
-    " angles turned"
+    " angles rotary_dim"
     " positions slots pool pool_slots groups num_groups taps num_taps tapped work"
 )
 RUN_LAYERS = np.dtype([("eps", np.float64), *fields(NAMES).descr])
@@ -229,11 +229,11 @@ def normalise(x_H, weight_H, eps, out_H):
 @njit(**FAST)
 def rotate(x_d, cos_d, sin_d, out_d):
     """Numbers behind those that have angles stay."""
-    turned = cos_d.size
-    for i in range(turned, x_d.size):
+    rotary_dim = cos_d.size
+    for i in range(rotary_dim, x_d.size):
         out_d[i] = x_d[i]
-    half = turned // 2
-    lower_d, upper_d = x_d[:half], x_d[half:turned]
+    half = rotary_dim // 2
+    lower_d, upper_d = x_d[:half], x_d[half:rotary_dim]
     for i in range(half):
         out_d[i] = lower_d[i] * cos_d[i] + upper_d[i] * sin_d[i]
     cos_d, sin_d, out_d = cos_d[half:], sin_d[half:], out_d[half:]
@@ -318,9 +318,9 @@ def run_layers(call, team, kv_LtgSd):
             if own[5]:
                 which = 8 * dim if h >= heads else 0
                 normalise(head_d, doubles(own[5] + which, (dim,)), call.eps, head_d)
-            angles = 8 * call.turned * (own[19] * call.angles + positions_N[n])
-            cos_d = doubles(call.cos + angles, (call.turned,))
-            sin_d = doubles(call.sin + angles, (call.turned,))
+            angles = 8 * call.rotary_dim * (own[19] * call.angles + positions_N[n])
+            cos_d = doubles(call.cos + angles, (call.rotary_dim,))
+            sin_d = doubles(call.sin + angles, (call.rotary_dim,))
             if h < heads:
                 rotate(head_d, cos_d, sin_d, q_Nhd[n, h])
             else:

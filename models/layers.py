@@ -72,10 +72,10 @@ def inverse_frequencies(rope: RopeConfig, head_dim: int) -> tuple[Tensor, float]
     """Frequencies float32 [head_dim / 2] and the factor on cos and sin; `dynamic` equals `default`
     within the trained length, which is as far as it is used here."""
     if rope.kind == "none":
-        return torch.zeros(rope.rotated(head_dim) // 2), 1.0
+        return torch.zeros(rope.rotary_dim(head_dim) // 2), 1.0
     if rope.kind in ("default", "dynamic"):
-        turned = rope.rotated(head_dim)
-        exponents = torch.arange(0, turned, 2, dtype=torch.float) / turned
+        rotary_dim = rope.rotary_dim(head_dim)
+        exponents = torch.arange(0, rotary_dim, 2, dtype=torch.float) / rotary_dim
         return 1.0 / (rope.theta**exponents), 1.0
     # Slow to import and needed by scaled models only.
     from transformers import LlamaConfig
@@ -95,10 +95,10 @@ def inverse_frequencies(rope: RopeConfig, head_dim: int) -> tuple[Tensor, float]
 def rotate(x_Nhd: Tensor, cos_N1d: Tensor, sin_N1d: Tensor) -> Tensor:
     """x * cos + rotate_half(x) * sin; a roll with the sign inside `sin` is the cheapest form. Of
     longer heads than there are angles the rest stays."""
-    turned = cos_N1d.shape[-1]
-    if turned < x_Nhd.shape[-1]:
-        rest_Nhd = x_Nhd[..., turned:]
-        return torch.cat((rotate(x_Nhd[..., :turned], cos_N1d, sin_N1d), rest_Nhd), -1)
+    rotary_dim = cos_N1d.shape[-1]
+    if rotary_dim < x_Nhd.shape[-1]:
+        rest_Nhd = x_Nhd[..., rotary_dim:]
+        return torch.cat((rotate(x_Nhd[..., :rotary_dim], cos_N1d, sin_N1d), rest_Nhd), -1)
     return torch.addcmul(x_Nhd * cos_N1d, torch.roll(x_Nhd, x_Nhd.shape[-1] // 2, -1), sin_N1d)
 
 
@@ -178,7 +178,7 @@ class DecoderLayer(nn.Module):
         self.eps = shape.eps
         activation = getattr(shape, "activation", "silu")
         self.activation = ACTIVATIONS.get(activation) or getattr(F, activation)
-        self.partial = shape.rope.rotated(shape.head_dim) < shape.head_dim
+        self.partial = shape.rope.rotary_dim(shape.head_dim) < shape.head_dim
         self.query_scale = getattr(shape, "query_scale", 1.0)
         if getattr(shape, "centred_norms", False):
             self.normalise = centred_norm
@@ -535,7 +535,7 @@ class CompiledLayers:
         call["cos"] = angles_RP1d[0].data_ptr()
         call["sin"] = angles_RP1d[1].data_ptr()
         call["angles"] = angles_RP1d[0].shape[1]
-        call["turned"] = angles_RP1d[0].shape[3]
+        call["rotary_dim"] = angles_RP1d[0].shape[3]
         call["positions"] = positions_N.data_ptr()
         call["slots"] = slots_N.data_ptr()
         call["pool"] = kv.data.data_ptr()

@@ -321,9 +321,8 @@ MODEL_CAUSES = (
 
 def drafter_warnings(metrics: Mapping[str, Any], kind: str) -> list[str]:
     """If the drafter of this kind does not help; none without drafts, with few rounds, or if
-    several take turns. A plain
-    round costs at most as much as one that verifies a tree, so a run is slower than its own plain
-    rounds at least if drafting costs more than the saved tokens."""
+    several take turns. A plain round costs at most as much as one that verifies a tree, so a run is
+    slower than its own plain rounds at least if drafting costs more than the saved tokens."""
     rounds = metrics["branch_rounds"]
     tau = metrics["tau_step"]
     if not metrics["drafted"] or rounds < MIN_BRANCH_ROUNDS or "chosen_kinds" in metrics:

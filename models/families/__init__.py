@@ -24,7 +24,7 @@ class Family:
     a head_dim of 0 is hidden size / heads. activation: of the MLP's gate, a function of
     torch.nn.functional. qk_norm: queries and keys have norms. qkv_bias, o_bias, mlp_bias: whether
     these projections have a bias, or the key of config.json that says so. window_switch: the key
-    that turns on windows. partial: RoPE may turn a part of a head. renamed: keys with other names
+    that turns on windows. partial: RoPE may rotate a part of a head. renamed: keys with other names
     than Llama's -> Llama's names. defaults: of keys that a file may lack, if other than Llama's.
     own_code: its files name code of their own, which is not executed."""
 

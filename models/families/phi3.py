@@ -1,5 +1,5 @@
 """Phi-3 and Phi-4: Llama with queries, keys and values in one tensor, and gate and up in one; all
-layers may have one sliding window, and RoPE may turn a part of each head."""
+layers may have one sliding window, and RoPE may rotate a part of each head."""
 
 from ..files import Fields
 from . import Family, Values

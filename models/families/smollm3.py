@@ -25,17 +25,18 @@ class SmolLM3(Family):
         if fields.get("layer_types") is not None:
             return super().windows(fields, layers)
         types = [
-            "full_attention" if turns else "sliding_attention" for turns in turned(fields, layers)
+            "full_attention" if rotates else "sliding_attention"
+            for rotates in with_rope(fields, layers)
         ]
         return super().windows(Fields(fields.path, {**fields.values, "layer_types": types}), layers)
 
     def own(self, fields: Fields, shape: Values, sliding: tuple[bool, ...]) -> Values:
         none = replace(shape["rope"], kind="none", settings={})
-        numbers = tuple(0 if turns else 1 for turns in turned(fields, len(sliding)))
+        numbers = tuple(0 if rotates else 1 for rotates in with_rope(fields, len(sliding)))
         return {"ropes": (none,), "layer_ropes": numbers}
 
 
-def turned(fields: Fields, layers: int) -> list[bool]:
+def with_rope(fields: Fields, layers: int) -> list[bool]:
     """For each layer whether it has RoPE: `no_rope_layers`, which has a 0 where it has none."""
     given = fields.get("no_rope_layers")
     if given is None:

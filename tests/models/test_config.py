@@ -81,8 +81,8 @@ def test_sliding_layers_of_gemma_have_their_own_rope(tmp_path: Path) -> None:
 def test_drafters_of_a_partly_turned_target_turn_whole_heads(tmp_path: Path) -> None:
     long = LONG | {"short_factor": [1.0] * 3, "long_factor": [2.0] * 3}
     config = read(tmp_path, model_type="phi3", partial_rotary_factor=0.75, rope_scaling=long)
-    assert config.rope.rotated(config.head_dim) == 6
-    assert config.sizes()["rope"].rotated(config.head_dim) == 8
+    assert config.rope.rotary_dim(config.head_dim) == 6
+    assert config.sizes()["rope"].rotary_dim(config.head_dim) == 8
 
 
 def test_stop_ids_come_from_the_generation_config_first(tmp_path: Path) -> None:
@@ -134,11 +134,11 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "partial rotation": ({"partial_rotary_factor": 0.5}, "`partial_rotary_factor` other than 1"),
     "odd partial rotation": (
         {"model_type": "phi3", "partial_rotary_factor": 0.4},
-        "`partial_rotary_factor` 0.4 turns 3 of 8 numbers of a head",
+        "`partial_rotary_factor` 0.4 rotates 3 of 8 numbers of a head",
     ),
     "more than a head": (
         {"model_type": "phi3", "rope_parameters": {"partial_rotary_factor": 1.5}},
-        "1.5 turns 12 of 8 numbers",
+        "1.5 rotates 12 of 8 numbers",
     ),
     "no type": ({"drop": "model_type"}, "model_type None is not supported"),
     "unknown type": ({"model_type": "mamba"}, "'mamba' is not supported .*remote code is never"),

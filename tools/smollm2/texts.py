@@ -1,6 +1,6 @@
 """The texts that SmolLM2's drafters are trained on, thousands at once on a GPU.
 
-    python -m tools.smollm2.texts --model FOLDER --out texts.jsonl --questions 40000 --outlined 8000
+    python -m tools.smollm2.texts --model smollm2 --questions 40000 --out texts.jsonl
 
 All texts are the model's own (the idea is Magpie's, arXiv 2406.08464). It draws questions as the
 user of its own chat format, half of them after a common first word. It answers each one greedily,
@@ -24,6 +24,8 @@ import yaml
 from safetensors.torch import load_file
 from torch import Tensor
 from transformers import AutoTokenizer
+
+from specsot.engine.prepare.job import model_folder
 
 STARTS = """What|How|Why|Who|When|Where|Which|Is|Are|Can you|Could you|Do|Does|Should|Would|If|
 Imagine|Explain|Describe|Compare|Write|Write a|Create|Compose|Draft|Design|List|Give|Tell me|
@@ -301,7 +303,7 @@ class Writer:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--model", type=Path, required=True)
+    parser.add_argument("--model", required=True, help="a folder or a known name")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--questions", type=int, default=40000)
     parser.add_argument("--outlined", type=int, default=8000)
@@ -319,8 +321,9 @@ def main() -> None:
         for line in file.read_text(encoding="utf-8").splitlines()
         for text in json.loads(line).get("turns", [json.loads(line).get("prompt")])
     }
-    decoder = LockstepDecoder(args.model, args.device, rows=args.rows, length=720)
-    writer = Writer(decoder, args.model, args.seed, args.examples)
+    folder = model_folder(args.model, "target")
+    decoder = LockstepDecoder(folder, args.device, rows=args.rows, length=720)
+    writer = Writer(decoder, folder, args.seed, args.examples)
     questions = writer.questions(args.questions, without)
     print(f"{len(questions)} different questions", flush=True)
     lines = [*writer.answers(questions), *writer.outlined(questions[: args.outlined])]
