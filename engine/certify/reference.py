@@ -127,8 +127,9 @@ def _options(model: Any, segments: Segments, count: int) -> dict[str, Any]:
         none_QQ = torch.zeros(seen_QQ.shape, dtype=model.dtype, device=model.device)
         return none_QQ.masked_fill(~seen_QQ, torch.finfo(model.dtype).min)[None, None]
 
-    mask: Any = added(near_QQ if model.config.model_type == "mistral" else mask_QQ)
-    if "sliding_attention" in (getattr(model.config, "layer_types", None) or ()):
+    types = getattr(model.config, "layer_types", None)
+    mask: Any = added(near_QQ if types is None else mask_QQ)  # without types all layers are alike
+    if types is not None and "sliding_attention" in types:
         mask = {"full_attention": added(mask_QQ), "sliding_attention": added(near_QQ)}
     return {"position_ids": positions_Q[None], "attention_mask": mask}
 

@@ -10,16 +10,17 @@ from typing import Any
 
 import pytest
 import torch
+from helpers import tiny
 from helpers.commands import certify_command
 from scipy.stats import chi2
 from torch import Tensor
 
 from specsot.engine.certify import gates, reference, texts
 from specsot.engine.certify.certificate import bench_of, prepared_job
-from specsot.engine.certify.reference import Bench, Check
+from specsot.engine.certify.reference import Bench, Check, Transformers
 from specsot.engine.errors import Code
 from specsot.engine.prepare.options import RunOptions
-from specsot.engine.run.scoring import contexts
+from specsot.engine.run.scoring import ContextSegment, contexts
 from specsot.models.load.weights import model_hash
 from specsot.ops.verify import rejection as accept_rejection
 from specsot.ops.verify import verify
@@ -354,6 +355,17 @@ def test_a_model_that_transformers_cannot_load_is_told(
     monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", refuse)
     assert certify_command(("bim_eagle",), options, quick=True) == Code.MODEL
     assert "transformers cannot load it" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("family", ["mistral", "phi3", "qwen3_moe", "gemma3_text"])
+def test_a_context_of_segments_has_the_models_windows(family: str, tmp_path: Path) -> None:
+    more = {"sliding_window": 5, "use_sliding_window": True}
+    folder = tiny.write_tiny_target(tmp_path, family, context=2.0, extra=more)
+    model = Transformers(folder, "cpu")
+    ids = list(range(3, 27))
+    whole = (ContextSegment(tokens=len(ids), position=0),)
+    plain, segmented = model.logits(ids, "float32"), model.logits(ids, "float32", whole)
+    torch.testing.assert_close(segmented, plain, atol=1e-5, rtol=1e-5)
 
 
 # -- the chi-square test -----------------------------------------------------------------------
