@@ -89,7 +89,7 @@ class DecoderShape:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpertsConfig:
-    """Experts of a layer, and how many a token gets; their shares add up to 1 if `normalised`."""
+    """Experts of a layer, and how many a token gets; their weights add up to 1 if `normalised`."""
 
     count: int
     per_token: int

@@ -1,4 +1,4 @@
-"""Experts in place of a layer's MLP: a row goes through the few that the router gives the most."""
+"""A mixture of experts in place of a layer's MLP: the router selects the best few for each row."""
 
 from typing import Any
 
@@ -25,19 +25,19 @@ class Experts(nn.Module):
         self.down = nn.ModuleList(Linear(size, hidden, bias=False) for _ in count)
 
     def forward(self, x_NH: Tensor, residual_NH: Tensor) -> Tensor:
-        """The residual plus each row's experts, by their shares. A row's sum has the order of the
-        experts' numbers, whatever other rows there are."""
-        share_NE = F.softmax(self.gate.forward(x_NH), -1, dtype=torch.float)
-        share_NK, expert_NK = share_NE.topk(self.config.per_token, -1)
+        """The residual plus the weighted outputs of each row's experts. They are added in the order
+        of the experts, so a row's sum does not depend on the other rows."""
+        weight_NE = F.softmax(self.gate.forward(x_NH), -1, dtype=torch.float)
+        weight_NK, expert_NK = weight_NE.topk(self.config.per_token, -1)
         if self.config.normalised:
-            share_NK = share_NK / share_NK.sum(-1, keepdim=True)
-        share_NK = share_NK.to(x_NH.dtype)
+            weight_NK = weight_NK / weight_NK.sum(-1, keepdim=True)
+        weight_NK = weight_NK.to(x_NH.dtype)
         out_NH = torch.zeros_like(x_NH)
         for expert in sorted(set(expert_NK.flatten().tolist())):
             row_M, place_M = torch.where(expert_NK == expert)
             gate_MI, up_MI = self.gate_up[expert](x_NH[row_M]).chunk(2, -1)
             own_MH = self.down[expert](F.silu(gate_MI).mul_(up_MI))
-            out_NH.index_add_(0, row_M, own_MH * share_NK[row_M, place_M, None])
+            out_NH.index_add_(0, row_M, own_MH * weight_NK[row_M, place_M, None])
         return residual_NH + out_NH
 
     def published(self) -> dict[str, Tensor]:

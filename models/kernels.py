@@ -228,7 +228,7 @@ def normalise(x_H, weight_H, eps, out_H):
 
 @njit(**FAST)
 def rotate(x_d, cos_d, sin_d, out_d):
-    """Numbers behind those that have angles stay."""
+    """Rotate the first part of a head; the rest is copied."""
     rotary_dim = cos_d.size
     for i in range(rotary_dim, x_d.size):
         out_d[i] = x_d[i]

@@ -47,7 +47,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 def centred_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """`rms_norm` with 1 + weight, and rounded once, behind the product, as in Gemma 3."""
+    """`rms_norm` with the factor 1 + weight; rounded once, after the product, as in Gemma 3."""
     if x.dtype == torch.float32:
         return rms_norm(x, 1.0 + weight, eps)
     wide = x.float()
@@ -209,19 +209,19 @@ class DecoderLayer(nn.Module):
         self.norm_hd: Tensor | None = None  # of each head, once the weights no longer change
 
     def normed(self, place: int, x_NH: Tensor) -> Tensor:
-        """Rows behind the norm at one of the four places, or as they are if it has none."""
+        """Rows after the norm at one of the four places; unchanged where there is none."""
         name = self.norm_names[place]
         return self.normalise(x_NH, getattr(self, name).weight, self.eps) if name else x_NH
 
     def projected(self, x_NW: Tensor) -> tuple[Tensor, Tensor]:
-        """[N, W] -> queries and keys before RoPE, behind their norms; values."""
+        """[N, W] -> queries and keys after their norms, before RoPE; values."""
         all_Nhd = self.qkv.forward(x_NW).view(x_NW.shape[0], -1, self.head_dim)
         sizes = (self.heads + self.kv_heads, self.kv_heads)
         qk_Nhd, v_Ngd = torch.split_with_sizes(all_Nhd, sizes, 1)
         return qk_Nhd if self.qk_norm is None else self.normed_heads(qk_Nhd, self.qk_norm), v_Ngd
 
     def normed_heads(self, qk_Nhd: Tensor, qk_norm: Tensor) -> Tensor:
-        """Queries and keys behind their norms."""
+        """Queries and keys after their norms."""
         if self.joint:
             parts = torch.split_with_sizes(qk_Nhd.flatten(1), self.qk_sizes, 1)
             weights = torch.split_with_sizes(qk_norm, self.qk_sizes)

@@ -46,7 +46,7 @@ class Teacher:
         self.stops = stop_ids(self.config, self.tokenizer)
 
     def factor(self, norm_H: Tensor) -> Tensor:
-        """What a norm multiplies by, by its weight."""
+        """The factor of a norm with this weight."""
         return 1.0 + norm_H if self.config.centred_norms else norm_H
 
     def layer_weights(self, index: int) -> dict[str, Tensor]:

@@ -327,7 +327,7 @@ def write_tiny_medusa(
     blocks: int = 1,
     noise: float = 0.05,
 ) -> Path:
-    """Heads of Medusa, each the target's head behind the likeliest steps; noise: as above."""
+    """Heads of Medusa, each the target's head after the likeliest steps; noise: as above."""
     target = load_target(target_folder)
     draw = torch.Generator().manual_seed(seed)
     sizes = {"vocab_size": target.vocab_size, "hidden_size": target.hidden_size}

@@ -236,8 +236,8 @@ def test_outlines_and_parts_are_trained_on_as_they_were_seen(
         assert right_S[counted_S].all(), "every token is the target's own, at its place"
 
 
-def test_an_outline_is_trained_on_behind_its_whole_prompt(tmp_path: Path) -> None:
-    """Its parts share less than it was written behind."""
+def test_an_outline_is_trained_on_after_its_whole_prompt(tmp_path: Path) -> None:
+    """Its parts share only the start of this prompt."""
     file, out = lines(tmp_path, {"prompt": "Plan a weekend camping trip."}), tmp_path / "a.jsonl"
     sets = ("skeleton.share=prompt", "skeleton.template=list")
     options = replace(asked("bim_plain"), sets=sets)
