@@ -241,6 +241,9 @@ def _with_drafter(
         there = ", ".join(profile.profile.drafters) or "no drafters"
         what = f"profile {profile.name!r} has none; it has {there}: give --drafter-model"
     elif config.drafter_model == EMBEDDED:
+        is_path = config.model[0] in "/.~" or config.model.count("/") > 1  # and no id of the Hub
+        if is_path and not Path(config.model).expanduser().exists():
+            raise ModelError(config.model, "is not a folder")
         what = "and the embedded drafter fits the embedded model only: give --drafter-model"
         what += f" for {config.model}"
     else:

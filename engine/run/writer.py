@@ -265,8 +265,10 @@ def closing_lines(answers: Sequence[Answer], metrics: Mapping[str, Any], status:
     """For stderr at the end of a run."""
     parts = sum(len(a.sections) for a in answers)
     kv = metrics["kv"]["target"]
+    length = "1 token" if metrics["tokens"] == 1 else f"{metrics['tokens']} tokens"
+    where = f" in {parts} parts" if parts > 1 else ""
     return [
-        f"{status}: {metrics['tokens']} tokens in {parts} parts, "
+        f"{status}: {length}{where}, "
         f"{metrics['seconds']['total']:.2f} s, {metrics['tokens_per_second']:.0f} tokens/s",
         f"tokens per target forward {metrics['tokens_per_target_forward']:.2f}, "
         f"tau_step {metrics['tau_step']:.2f}, acceptance {100 * metrics['acceptance_rate']:.0f} %, "

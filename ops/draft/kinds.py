@@ -7,12 +7,13 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from math import sqrt
-from statistics import median
+from statistics import fmean
 from time import perf_counter
 
 from ..types import DraftSize
 
-TIMES = 9  # the time of a round is the median over these many rounds
+TIMES = 11  # the time of a round is the mean over these many rounds,
+LONGEST = 2  # but so many of them that took longest, when the machine did something else
 DECAY = 0.98  # of the counts of a kind when it is counted again
 TRIAL = 2  # rounds of a trial: the first one may read what was committed before, and is not timed
 SHARE = 0.002  # loss by trials of a kind that was often timed, as a share of the rounds
@@ -24,8 +25,9 @@ OPTIMISM = 0.5  # standard errors that a trial adds to the counted tokens
 @dataclass(slots=True)
 class KindRecord:
     """What rounds of one kind gave. weight, tokens, squares: decayed sums over its branches, of
-    one, of tokens, and of their squares. times: milliseconds of the last rounds, ms: their median;
-    waited: rounds of others since."""
+    one, of tokens, and of their squares. times: milliseconds of the last rounds; ms: their mean,
+    since the median would leave out the drafts of a kind that drafts in a few rounds only; waited:
+    rounds of others since."""
 
     weight: float = 0.0
     tokens: float = 0.0
@@ -36,7 +38,8 @@ class KindRecord:
 
     def time_(self, ms: float) -> None:
         self.times.append(ms)
-        self.ms = median(self.times)
+        kept = max(len(self.times) - LONGEST, (len(self.times) + 1) // 2)
+        self.ms = fmean(sorted(self.times)[:kept])
 
     def count_(self, tokens: Sequence[int]) -> None:
         """Tokens that branches got from one target forward each."""

@@ -275,7 +275,7 @@ def test_list_names_damaged_files_and_drop_removes_them(cache: Cache) -> None:
         (["add"], Code.USAGE, "Missing argument"),
         (["add", "missing.txt"], Code.USAGE, "missing.txt: cannot be read"),
         (["add", "rain.txt", "--graph", "eagel"], Code.GRAPH, "did you mean 'eagle'"),
-        (["add", "rain.txt", "--model", "/nowhere"], Code.USAGE, "give --drafter-model"),
+        (["add", "rain.txt", "--model", "/nowhere"], Code.MODEL, "/nowhere: is not a folder"),
         (["add", "rain.txt", *PLAIN, "--model", "/nowhere"], Code.MODEL, "/nowhere"),
         (["add", "rain.txt", *PLAIN, "--cache-dir", "bees.txt"], Code.USAGE, "cannot be stored"),
         (["add", "long.txt", *PLAIN, "--chunk-tokens", "100000"], Code.MODEL, "positions"),

@@ -188,6 +188,7 @@ def test_a_broken_run_file_is_told_with_a_place(shell: Any, old: str, new: str, 
         ),
         ({"device": "cuda:99"}, Code.USAGE, "--device cuda:99"),
         ({"model": "no/where/at/all"}, Code.MODEL, "no/where/at/all"),
+        ({"model": "/nowhere", "drafter_model": None}, Code.MODEL, "/nowhere: is not a folder"),
         ({"expect_digest": "0" * 64}, Code.UNEQUAL, "expected was"),
     ],
 )
