@@ -6,16 +6,17 @@ from html import unescape
 from specsot.engine.prepare.files import open_graph
 from specsot.engine.record.replay import Replay
 from specsot.engine.record.run_folder import SavedRun
-from tools.pictures.tui import GRAPH, PICTURE, RUN, STEP, even, picture
+from tools.pictures.tui import GRAPH, PICTURE, RUN, STEP, even, picture, shown
 
 AGAIN = "it is not what the view draws: python -m tools.pictures.tui"
 OTHER = f"{GRAPH} has changed: python -m tools.pictures.tui --record"
 
 
-def seen(svg: str) -> list[tuple[str, str]]:
-    styles = dict(re.findall(r"\.[\w-]+-(r\d+) \{([^}]*)\}", svg))
-    pieces = re.findall(r'<text class="[\w-]+-(r\d+)"[^>]*>([^<]*)</text>', svg)
-    return [(unescape(text), styles[name].strip()) for name, text in pieces]
+def seen(svg: str) -> list[tuple[str, str, str]]:
+    """The texts, their colours, and the frames that have them."""
+    styles = dict(re.findall(r"\.(s\d+)\{([^}]*)\}", svg))
+    pieces = re.findall(r'<text class="(s\d+) ?([\w-]*)"[^>]*>([^<]*)</text>', svg)
+    return [(unescape(text), styles[style], frames) for style, frames, text in pieces]
 
 
 def test_the_picture_is_current() -> None:
@@ -49,7 +50,17 @@ def test_times_are_made_even() -> None:
     assert [one["t"] for one in told] == [0, 30_000, 100_000, 100_000, 130_000]
 
 
+def test_it_is_a_recording() -> None:
+    svg = PICTURE.read_text(encoding="utf-8")
+    frames = re.findall(r"@keyframes (f\d+-\d+)\{", svg)
+    assert len(frames) > 100 and {f".{name}{{" in svg for name in frames} == {True}
+    steps = shown(Replay(SavedRun(RUN)))
+    assert {f"f{number}-{number + 1}" for number in range(len(steps))} <= {*frames}
+    still = [text for text, _, name in seen(svg) if f".{name}{{visibility:hidden" not in svg]
+    assert "need" in "".join(still), "the tokens of the frame without animation"
+
+
 def test_a_change_is_seen() -> None:
     svg = PICTURE.read_text(encoding="utf-8")
-    (color, *_) = re.findall(r"\{ fill: (#\w{6})", svg)
+    (color, *_) = re.findall(r"\{fill: (#\w{6})", svg)
     assert seen(svg.replace("drafts", "draughts")) != seen(svg) != seen(svg.replace(color, "#000"))

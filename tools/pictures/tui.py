@@ -1,16 +1,22 @@
-"""docs/tui.svg: the live view of a kept run, whose times are made even.
+"""docs/tui.svg: a recording of the live view of a kept run, whose times are made even.
+
+The run is drawn frame by frame; an element that several frames share is drawn once. A viewer that
+shows no animation shows the frame of one round.
 
 python -m tools.pictures.tui             draw the picture again, from tools/pictures/run
 python -m tools.pictures.tui --record    make that run anew first (needs torch, some seconds)"""
 
 import io
 import json
+import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, NamedTuple
+from xml.etree import ElementTree
+from xml.sax.saxutils import escape, quoteattr
 
 from rich.console import Console
 
@@ -24,6 +30,9 @@ ROOT = Path(__file__).parents[2]
 RUN = Path(__file__).parent / "run"
 PICTURE = ROOT / "docs" / "tui.svg"
 GRAPH, STEP, SIZE = "bim_eagle", 94, (100, 30)
+SLOW = 20  # steps after the start of the parts that are all drawn
+SECONDS = {"parse": 1.2, "parallel_prefill": 1.2, "expand_root": 0.8, "grow_tree": 0.8}
+FAST, LAST = 0.3, 3.0  # seconds of a round, and of the end
 PARSE = "outline.parse_"  # the one op whose record a replay needs
 GRAIN = 10_000  # nanoseconds
 
@@ -37,10 +46,110 @@ def still(replay: Replay, number: int, width: int, height: int) -> Console:
     return console
 
 
+class Element(NamedTuple):
+    """A rectangle or a text of a frame: its attributes, its style, and its characters."""
+
+    tag: str
+    attributes: tuple[tuple[str, str], ...]
+    style: str
+    text: str
+
+    def svg(self, words: str) -> str:
+        """Its element, with these classes."""
+        pairs = "".join(f" {name}={quoteattr(value)}" for name, value in self.attributes)
+        named = f' class="{words}"' if words else ""
+        return f"<{self.tag}{named}{pairs}>{escape(self.text)}</{self.tag}>"
+
+
 def picture() -> str:
-    """The SVG of the kept run."""
-    console = still(Replay(SavedRun(RUN)), STEP - 1, *SIZE)
-    return console.export_svg(title=f"specsot run {GRAPH}")
+    """The SVG of the kept run: the window of one frame, and in it the elements of all."""
+    replay = Replay(SavedRun(RUN))
+    steps = shown(replay)
+    exports = [
+        still(replay, step, *SIZE).export_svg(title=f"specsot run {GRAPH}", unique_id="t")
+        for step in steps
+    ]
+    frames = [elements(svg) for svg in exports]
+    stays = steps.index(STEP - 1)
+    times = [SECONDS.get(replay.snapshot(step).state, FAST) for step in steps]
+    times[-1] = LAST
+    head = exports[stays].partition('<g transform="translate(9, 41)"')[0]
+    window = re.sub(
+        r"\n *\.t-r\d+ \{[^}]*\}|<clipPath id=\"t-line-.*?</clipPath>", "", head, flags=re.S
+    )
+    opening = '<g transform="translate(9, 41)" clip-path="url(#t-clip-terminal)">'
+    css, body = animated(frames, times, stays)
+    return f"{window.replace('</style>', f'{css}</style>')}{opening}\n{body}</g>\n</svg>\n"
+
+
+def shown(replay: Replay) -> list[int]:
+    """The steps of the recording: all of the first rounds of the parts, the ends of the rounds of
+    the outline, and of every second round after the first ones."""
+    states = [replay.snapshot(step).state for step in range(len(replay))]
+    parts = states.index("parallel_prefill")
+    last = parts + SLOW
+    ends = [step for step, state in enumerate(states) if state == "verify"]
+    late = [step for step in ends if step > last]
+    kept = {step for step in ends if step <= last} | {*late[::2], STEP - 1}
+    kept |= {step for step, state in enumerate(states) if state in ("parse", "merge")}
+    kept |= {step for step in range(parts, last) if states[step] != "schedule"}
+    return sorted(kept)
+
+
+def elements(svg: str) -> list[Element]:
+    """The rectangles and texts inside the window of an exported frame."""
+    styles = dict(re.findall(r"\.t-(r\d+) \{([^}]*)\}", svg))
+    root = ElementTree.fromstring(svg)
+    found = []
+    for one in root.iter():
+        tag = one.tag.rpartition("}")[2]
+        words = one.get("class", "").removeprefix("t-")
+        if (tag == "text" and words in styles) or (tag == "rect" and one.get("shape-rendering")):
+            kept = [
+                (k, v) for k, v in one.items() if k not in ("class", "clip-path", "shape-rendering")
+            ]
+            found.append(Element(tag, tuple(kept), styles.get(words, "").strip(), one.text or ""))
+    return found
+
+
+def animated(
+    frames: Sequence[Sequence[Element]], times: Sequence[float], stays: int
+) -> tuple[str, str]:
+    """The CSS and the elements of a recording: an element is drawn once for each run of frames that
+    have it. times: seconds of each frame; stays: the frame without animation."""
+    total = sum(times)
+    starts = [100 * sum(times[:number]) / total for number in range(len(frames) + 1)]
+    spans: dict[Element, list[list[int]]] = {}
+    for number, frame_elements in enumerate(frames):
+        for one in dict.fromkeys(frame_elements):
+            runs = spans.setdefault(one, [])
+            if runs and runs[-1][1] == number:
+                runs[-1][1] = number + 1
+            else:
+                runs.append([number, number + 1])
+    styles: dict[str, str] = {}
+    rules: dict[str, str] = {}
+    lines: dict[str, list[str]] = {"rect": [], "text": []}
+    for one, runs in spans.items():
+        style = styles.setdefault(one.style, f"s{len(styles)}") if one.style else ""
+        for first, last in runs:
+            words = [style] if style else []
+            if (first, last) != (0, len(frames)):
+                name = f"f{first}-{last}"
+                words.append(name)
+                seen = "visible" if first <= stays < last else "hidden"
+                hides = f"{starts[last]:.2f}%{{visibility:hidden}}" if last < len(frames) else ""
+                begins = f"0%{{visibility:hidden}}{starts[first]:.2f}%" if first else "0%"
+                rules[name] = (
+                    f".{name}{{visibility:{seen};animation:{name} {total:.1f}s step-end infinite}}"
+                    f"@keyframes {name}{{{begins}{{visibility:visible}}{hides}}}"
+                )
+            lines[one.tag].append(one.svg(" ".join(words)))
+    css = "\n".join([*(f".{name}{{{style}}}" for style, name in styles.items()), *rules.values()])
+    still_css = "@media(prefers-reduced-motion){text,rect{animation:none!important}}"
+    group = '<g class="t-matrix">'
+    body = "\n".join([*lines["rect"], group, *lines["text"], "</g>"])
+    return f"\n{css}\n{still_css}\n", f"{body}\n"
 
 
 def record() -> None:
