@@ -59,7 +59,7 @@ def packages(root: Path) -> set[str]:
 
 def test_the_wheel_holds_the_rooms_and_nothing_else(installed: Path) -> None:
     root = installed / "specsot"
-    assert {p.name for p in installed.iterdir()} - {"bin", "specsot"} == {"specsot-0.1.0.dist-info"}
+    assert {p.name for p in installed.iterdir()} - {"bin", "specsot"} == {"specsot-0.2.0.dist-info"}
     rooms = {".", *(f"{room}/{name}" for room in ROOMS for name in packages(ROOT / room))}
     assert packages(root) == {name.removesuffix("/.") for name in rooms}
     assert not {p.name for p in root.iterdir()} & {"tests", "tools", "docs"}
