@@ -43,7 +43,7 @@ def generate(
     source: Session | str, prompt: str | None = None, *, graph: str | None = None, **options: Any
 ) -> Answer:
     """The answer to one prompt: ``generate("…", graph="eagle")``, or ``generate(session, "…")``. A
-    run of its own, to its end or to `limits.max_rounds`. The sections of a prompt that does not fit
+    run of its own, to its end or to `limits.max_rounds`; `metrics` has its figures. The sections of a prompt that does not fit
     have the finish reason refused. graph, options: as for `open_session`, not with a session.
     Raises PromptError if the text cannot be a prompt."""
     if not isinstance(source, Session):
@@ -52,9 +52,9 @@ def generate(
         return generate(open_session(**{"graph": graph, **options}), source)
     if prompt is None or graph is not None or options:
         raise TypeError("with a session, generate takes the prompt and nothing else")
-    core, _, _ = perform(source, [Prompt("1", prompt)])
+    core, recorder, _ = perform(source, [Prompt("1", prompt)])
     (answer,) = answers_of(core.requests, source.prompts)
-    return answer
+    return replace(answer, metrics=recorder.figures(core.board))
 
 
 # -- the methods of three papers, under the names of their authors' functions ---------------------

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from itertools import count
 from math import inf
@@ -186,7 +186,8 @@ class Handle:
     def _answer(self) -> Answer:
         if self._last is None:
             raise EngineError(f"request {self.prompt.key}: {self._error}") from self._error
-        return self._last.answer
+        usage = {f"{name}_tokens": count for name, count in asdict(self._last.usage).items()}
+        return replace(self._last.answer, metrics=usage)
 
 
 class Engine:

@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import ValidationError
 
-from ...states.phases.merge import Answer
+from ...states.phases.merge import ANSWER, Answer
 from ..errors import UsageError
 from ..prepare.job import Job
 from ..prepare.options import RunOptions
@@ -19,7 +19,6 @@ from .core import Status
 
 UNFINISHED = "unfinished"  # a key of the line of an answer that is not finished
 ENDS = ("ended", "digest", "error")  # keys of a manifest that a run gets at its end
-ANSWER = TypeAdapter(Answer)  # of a line of outputs.jsonl
 RESUMED = (Status.RUNNING, Status.FAILED, Status.INTERRUPTED, Status.TERMINATED)
 
 

@@ -22,7 +22,7 @@ from ..record.recorder import Recorder
 from ..record.run_folder import MANIFEST_SETTINGS, OUTPUTS, RunFolder
 from ..shell import markdown_table, printable
 from .core import EngineCore, Status
-from .resume import ANSWER, UNFINISHED, EarlierRun
+from .resume import UNFINISHED, EarlierRun
 from .scoring import context_segments, contexts
 
 SCHEMA = 1
@@ -235,7 +235,7 @@ def outputs(
         ids = {branch.index: [*before] for branch, before in contexts(request, prompts)}
         marks = asdict(meter.marks.get(item.key, Marks()))
         line = {
-            **ANSWER.dump_python(item, mode="json", by_alias=True),
+            **item.to_dict(),
             "finish_reason": finish_of(item),
             "outline_finish_reason": item.outline_finish or None,
             "outline_context_ids": ids.get(OUTLINE, []),

@@ -1,9 +1,10 @@
 """The phase `merge`: combine finished parts where the graph asks for it, and build the answers."""
 
-from dataclasses import dataclass, replace
-from typing import Annotated
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Any
 
-from pydantic import Field
+from pydantic import Field, TypeAdapter
 
 from ...ops.registry import op
 from ...ops.types import Rows
@@ -33,7 +34,8 @@ class Answer:
     """A request's answer in reading order; `outline_tokens` is empty for a given outline.
 
     combined: the text that combines the sections, if the graph combines them. text: the combined
-        text if it is complete, the sections otherwise."""
+        text if it is complete, the sections otherwise. metrics: figures of the run, or token counts
+        of an engine's request; empty where several answers share a run."""
 
     key: Annotated[str, Field(alias="id")]
     question: str
@@ -43,12 +45,26 @@ class Answer:
     sections: Annotated[tuple[Section, ...], Field(alias="parts")]
     text: str
     combined: Section | None = None
+    metrics: Annotated[Mapping[str, Any], Field(exclude=True)] = field(
+        default_factory=dict, compare=False
+    )
+
+    def __str__(self) -> str:
+        return self.text
+
+    def to_dict(self) -> dict[str, Any]:
+        """Its values for JSON, under the names in outputs.jsonl."""
+        document: dict[str, Any] = ANSWER.dump_python(self, mode="json", by_alias=True)
+        return document
 
     @property
     def samples(self) -> tuple[str, ...]:
         """The texts of all answers that were drawn to this prompt (`limits.n`)."""
         is_single = self.outline is not None or len(self.sections) < 2
         return (self.text,) if is_single else tuple(section.text for section in self.sections)
+
+
+ANSWER = TypeAdapter(Answer)
 
 
 @op("branch.fold_", writes="batch rows", needs="skeleton")

@@ -1,6 +1,7 @@
 """The door from Python: what README and docs show runs as it stands; options have their names."""
 
 import inspect
+import json
 import re
 import subprocess
 import sys
@@ -13,7 +14,7 @@ import pytest
 import specsot
 from specsot.engine.prepare.options import SessionOptions
 from specsot.engine.run import api
-from specsot.engine.run.api import Answer, generate, open_session
+from specsot.engine.run.api import Answer, Engine, generate, open_session
 from specsot.models.linear import has_products
 from specsot.states.yaml.source import GraphError
 
@@ -34,6 +35,20 @@ def test_shown_python_runs(
     if run := names.get("run"):
         assert run.finished and run.answers[0].text in out
     assert page != "README.md" or len([line for line in blocks[0].splitlines() if line]) == 2
+
+
+def test_the_notebook_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    notebook = json.loads((ROOT / "examples/figures.ipynb").read_text())
+    names: dict[str, Any] = {}
+    for cell in notebook["cells"]:
+        if cell["cell_type"] == "code":
+            exec(compile(cell["source"], "figures.ipynb", "exec"), names)
+    assert str(names["answer"]) in capsys.readouterr().out
+    assert names["tokens"]["committed"].sum() == names["answer"].metrics["tokens"]
+    assert (tmp_path / "tokens.svg").stat().st_size > 1000
 
 
 def test_the_package_has_the_names_and_loads_nothing_by_itself() -> None:
@@ -59,6 +74,13 @@ def test_generate_answers_one_prompt_and_tells_a_refusal(
     assert isinstance(answer, Answer) and answer.question == "hello"
     assert [len(section.tokens) for section in answer.sections] == [5]
     assert generate(session, "hello") == answer
+    assert str(answer) == answer.text
+    assert answer.metrics["tokens"] == 5 and answer.metrics["rounds"] >= 1
+    (part,) = json.loads(json.dumps(answer.to_dict()))["parts"]
+    assert part["token_ids"] == [*answer.sections[0].tokens] and "metrics" not in answer.to_dict()
+    with Engine(session, threaded=False) as engine:
+        served = engine.submit("hello").result()
+    assert served.text == answer.text and served.metrics["answer_tokens"] == 5
     refused = generate(session, "far too long " * 3000)
     assert [section.finish for section in refused.sections] == ["refused"]
     assert set(api.__all__) > {"generate", "open_session"}
