@@ -43,9 +43,9 @@ def generate(
     source: Session | str, prompt: str | None = None, *, graph: str | None = None, **options: Any
 ) -> Answer:
     """The answer to one prompt: ``generate("…", graph="eagle")``, or ``generate(session, "…")``. A
-    run of its own, to its end or to `limits.max_rounds`; `metrics` has its figures. The sections of a prompt that does not fit
-    have the finish reason refused. graph, options: as for `open_session`, not with a session.
-    Raises PromptError if the text cannot be a prompt."""
+    run of its own, to its end or to `limits.max_rounds`; its `metrics` are the run's. The sections
+    of a prompt that does not fit have the finish reason refused. graph, options: as for
+    `open_session`, not with a session. Raises PromptError if the text cannot be a prompt."""
     if not isinstance(source, Session):
         if prompt is not None:
             raise TypeError("generate takes one prompt; the graph is a keyword")
