@@ -14,7 +14,7 @@ from ..events import text_pieces
 from ..prepare.inputs import Prompt
 from ..prepare.job import prepare
 from ..prepare.options import MODELS, RunOptions
-from ..shell import complain, printable, put
+from ..shell import aligned, complain, printable, put
 from ..signals import handling
 from .options import graph_argument, takes
 
@@ -22,6 +22,12 @@ if TYPE_CHECKING:
     from ..run.engine import Engine
 
 GRAPH = "A shipped graph or a graph file [specsot.yaml's]."
+COMMANDS = {
+    "/help": "this list",
+    "/clear": "forget what was said",
+    "/graph": "the graph, the drafter and the model",
+    "/quit": "end; so does Ctrl-D",
+}
 FINISH_NOTES = {"stop": "", "length": "cut at the budget", "cancelled": "stopped"}
 
 
@@ -29,21 +35,23 @@ FINISH_NOTES = {"stop": "", "length": "cut at the budget", "cancelled": "stopped
 def chat(options: RunOptions, graph: str | None = graph_argument(GRAPH, metavar="GRAPH")) -> int:
     """Talk with the model: answers come as they are written, parts in reading order.
 
-    Ctrl-C stops an answer; Ctrl-D or /quit ends, /new forgets what was said. Without a terminal
-    every line of standard input is a turn. Examples: `specsot chat`, `specsot chat eagle`,
-    `specsot chat eagle --profile smollm2`."""
+    Ctrl-C stops an answer; Ctrl-D or /quit ends, /clear forgets what was said, /help lists the
+    commands. Without a terminal every line of standard input is a turn. Examples: `specsot chat`,
+    `specsot chat eagle`, `specsot chat eagle --profile smollm2`."""
     from ..run.engine import Engine
     from ..run.session import load
 
     job = prepare(replace(options, graph=graph) if graph is not None else options)
     with Engine(load(job)) as engine:
-        session = ChatSession(engine)
+        session = ChatSession(engine, model=job.options.model)
+        if sys.stdin.isatty():
+            complain(f"{session.facts}; /help lists the commands")
         for line in _lines():
             text = line.strip()
-            if text in ("/quit", "/exit"):
+            if text == "/quit":
                 break
-            if text == "/new":
-                session.past.clear()
+            if text.startswith("/") and text.isascii() and text[1:].isalpha():
+                session.command(text)
             elif text:
                 session.turn(text)
     return Code.FAILED if session.failed else Code.OK
@@ -70,13 +78,34 @@ def _lines() -> Iterator[str]:
 
 @dataclass(slots=True)
 class ChatSession:
-    """A conversation over an engine. past: turns that still fit; dropped: how many do not."""
+    """A conversation over an engine. model: its name; past: turns that still fit; dropped: how many
+    do not."""
 
     engine: "Engine"
+    model: str = ""
     past: list[PastTurn] = field(default_factory=list)
     dropped: int = 0
     failed: bool = False
     turns: int = 0
+
+    @property
+    def facts(self) -> str:
+        program = self.engine.session.program
+        drafter = program.graph.drafter.kind
+        return f"graph {program.graph.name}, drafter {drafter}, model {self.model}"
+
+    def command(self, text: str) -> None:
+        """Perform one of COMMANDS but /quit."""
+        match text:
+            case "/clear":
+                self.past.clear()
+            case "/graph":
+                complain(f"{self.facts}. {self.engine.session.program.graph.doc}")
+            case "/help":
+                for line in aligned(COMMANDS.items()):
+                    print(line, file=sys.stderr)
+            case _:
+                complain(f"no command {text}; /help lists them")
 
     def turn(self, text: str) -> None:
         """Submit a question, print the answer while it arrives, remember both; Ctrl-C ends it."""

@@ -47,7 +47,26 @@ def test_every_line_is_a_turn_and_one_that_cannot_be_asked_is_told(
     assert "NUL" in shown.err and "the model takes" in shown.err and "kettle" in shown.out
 
 
-def test_a_turn_stands_behind_the_ones_before(session: Any) -> None:
+def test_commands_are_no_turns(
+    monkeypatch: pytest.MonkeyPatch, capsys: Printed, here: Path
+) -> None:
+    text = "/help\n/graph\n/foo\n/clear\n/quit\nHow do I make tea?\n"
+    assert chat(monkeypatch, text, "eagle", "--max-new-tokens", "30") == 0
+    shown = capsys.readouterr()
+    assert shown.out == "" and "/clear  forget what was said" in shown.err
+    assert "graph eagle, drafter eagle3, model embedded" in shown.err
+    assert "no command /foo" in shown.err
+
+
+def test_clear_forgets_the_turns_before(session: Any) -> None:
+    with Engine(session("eagle")) as engine:
+        talk = ChatSession(engine)
+        talk.turn("How do I make tea?")
+        talk.command("/clear")
+        assert talk.past == []
+
+
+def test_a_turn_follows_the_ones_before(session: Any) -> None:
     made = session("eagle")
     with Engine(made) as engine:
         talk = ChatSession(engine)
