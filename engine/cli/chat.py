@@ -3,7 +3,7 @@
 import signal
 import sys
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -14,7 +14,7 @@ from ..events import text_pieces
 from ..prepare.inputs import Prompt
 from ..prepare.job import prepare
 from ..prepare.options import MODELS, RunOptions
-from ..shell import aligned, complain, printable, put
+from ..shell import aligned, complain, printable, put, working
 from ..signals import handling
 from .options import graph_argument, takes
 
@@ -42,8 +42,11 @@ def chat(options: RunOptions, graph: str | None = graph_argument(GRAPH, metavar=
     from ..run.session import load
 
     job = prepare(replace(options, graph=graph) if graph is not None else options)
-    with Engine(load(job)) as engine:
-        session = ChatSession(engine, model=job.options.model)
+    model = job.options.model
+    with working(f"loading {model} ...") if sys.stderr.isatty() else nullcontext():
+        loaded = load(job)
+    with Engine(loaded) as engine:
+        session = ChatSession(engine, model=model)
         if sys.stdin.isatty():
             complain(f"{session.facts}; /help lists the commands")
         for line in _lines():
