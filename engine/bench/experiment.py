@@ -86,6 +86,9 @@ class Experiment(Spec):
         min_length=1, description="graphs, GRAPH@PATH=VALUE,..., or hf, hf-assisted, hf-lookup"
     )
     against: tuple[Text, ...] = Field((), description="more of them, which do not vary")
+    labels: Mapping[Text, Text] = Field(
+        default_factory=dict, description="names of sides in tables and pictures"
+    )
     vary: dict[Text, Annotated[tuple[Any, ...], Field(min_length=1)]] = Field(
         default_factory=dict, description="values by setting; `parts`: parts of a given outline"
     )
@@ -182,6 +185,10 @@ def _unknown(experiment: Experiment, source: Source) -> Iterator[Problem]:
             if (name := read_side(side)[0]) not in PEERS and not is_graph(name):
                 words = f"no graph {name!r}, nor a peer{hint(name, [*graph_names(), *PEERS])}"
                 yield source.problem((key, at), words, ProblemCode.NO_SIDE)
+    for side in experiment.labels:
+        if side not in (known := (*experiment.sides, *experiment.against)):
+            words = f"no side {side!r}{hint(side, known)}"
+            yield source.problem(("labels", side), words, ProblemCode.NO_SIDE, key=True)
     names: dict[Place, str] = {("figures", at): name for at, name in enumerate(experiment.figures)}
     names |= {("plots", at, "y"): plot.y for at, plot in enumerate(experiment.plots)}
     for place, name in names.items():

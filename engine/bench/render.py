@@ -52,7 +52,7 @@ def cells_of(
     cells = []
     for letter, row in zip(letters(), rows, strict=False):
         point = [row["varied"].get(path, "") for path in experiment.vary]
-        line = [letter, row["side"], *point, row["equal"]]
+        line = [letter, label(experiment, row), *point, row["equal"]]
         for name in names:
             numbers = [n for n in row["figures"].get(name, ()) if n is not None]
             value, *edges = [format(number, FIGURES[name].form) for number in numbers] or ["-"]
@@ -62,11 +62,35 @@ def cells_of(
     return ["", "side", *experiment.vary, "equal", *names], cells
 
 
+def label(experiment: Experiment, row: Mapping[str, Any]) -> str:
+    """The name of a row's side in tables and pictures."""
+    side: str = row["side"]
+    return experiment.labels.get(side, side)
+
+
 def markdown(experiment: Experiment, rows: Rows) -> str:
+    """A table of all rows; of sides that are compared at the points of one setting, a table for
+    each figure, with a column for each point."""
     heads, cells = cells_of(experiment, rows)
     fixed = 2 + len(experiment.vary)
     heads[fixed:] = [name.replace("_", " ") for name in heads[fixed:]]
-    return "".join(f"{line}\n" for line in markdown_table(heads, cells))
+    tables = [(heads, cells)]
+    if experiment.pairing == "point" and len(experiment.vary) == 1:
+        (path,) = experiment.vary
+        points = list(dict.fromkeys(row[2] for row in cells))
+        sides = list(dict.fromkeys(row[1] for row in cells))
+        by_place = {(row[1], row[2]): row for row in cells}
+        tables = []
+        for at in range(fixed, len(heads)):
+            title = [heads[at], *(f"{path} {point}" for point in points)]
+            places = [[by_place.get((side, point)) for point in points] for side in sides]
+            lines = [
+                [side, *("" if row is None else row[at] for row in found)]
+                for side, found in zip(sides, places, strict=True)
+            ]
+            tables.append((title, lines))
+    texts = ["".join(f"{line}\n" for line in markdown_table(*table)) for table in tables]
+    return "\n".join(texts)
 
 
 Table = list[tuple[str, ...]]  # headings first
@@ -78,6 +102,7 @@ def tables_of(experiment: Experiment, result: Mapping[str, Any]) -> Iterator[tup
     """Titles and tables: ratios, tau and times by category of the questions; of a question set also
     what answers show without a judge, and what papers report."""
     rows = [*result["rows"].values()]
+    named = [label(experiment, row) for row in rows]
     categories = list(rows[0]["categories"]) if rows else []
     overall = [{name: each[0] for name, each in row["figures"].items()} for row in rows]
     shown = [(name,) for name in experiment.figures if name.startswith(("speedup", "tau"))]
@@ -86,11 +111,11 @@ def tables_of(experiment: Experiment, result: Mapping[str, Any]) -> Iterator[tup
         cells = {one or "none": _cells(column, names) for one, column in columns.items()}
         if len(categories) > 1:
             cells["overall"] = _cells(overall, names)
-        yield f"{' / '.join(names).replace('_', ' ')} by category", _by_side(rows, cells)
+        yield f"{' / '.join(names).replace('_', ' ')} by category", _by_side(named, cells)
     if experiment.set_of and rows:
         measured = [name for name in QUALITY if any(name in one for one in overall)]
         cells = {name.replace("_", " "): _cells(overall, [name]) for name in measured}
-        yield "answers, without a judge", _by_side(rows, cells)
+        yield "answers, without a judge", _by_side(named, cells)
     if published := result["published"]:
         heads = ("method", "model", "temperature", "speedup", "tau", "hardware", "source")
         lines = [tuple(_published(row[head]) for head in heads) for row in published]
@@ -109,9 +134,9 @@ def _cells(column: Iterable[Mapping[str, float]], names: Iterable[str]) -> list[
     ]
 
 
-def _by_side(rows: Rows, columns: Mapping[str, Sequence[str]]) -> Table:
-    pairs = zip(letters(), rows, strict=False)
-    sides = [shortened(f"{letter} {row['side']}", WIDTH) for letter, row in pairs]
+def _by_side(names: Sequence[str], columns: Mapping[str, Sequence[str]]) -> Table:
+    pairs = zip(letters(), names, strict=False)
+    sides = [shortened(f"{letter} {name}", WIDTH) for letter, name in pairs]
     return [("", *columns), *zip(sides, *columns.values(), strict=True)]
 
 
@@ -233,6 +258,7 @@ def draw_all(experiment: Experiment, rows: Rows, folder: Path) -> list[Path]:
     from matplotlib.figure import Figure
 
     axis = next(iter(experiment.vary), None)
+    names = short_names([row["side"] for row in rows]) | dict(experiment.labels)
     files = []
     with matplotlib.rc_context(STYLE_OF_PICTURES):
         for plot in experiment.plots or (Plot(y=experiment.figures[0], x=axis),):
@@ -243,9 +269,9 @@ def draw_all(experiment: Experiment, rows: Rows, folder: Path) -> list[Path]:
             axes = picture.add_subplot()
             if plot.x is None:
                 picture.set_figheight(max(SIZE[1], 1 + 0.26 * len(shown)))  # each bar is visible
-                _bars(axes, plot.y, shown)
+                _bars(axes, plot.y, shown, names=names)
             else:
-                _lines(axes, plot.y, plot.x, shown)
+                _lines(axes, plot.y, plot.x, shown, names=names)
             unit = UNITS.get(plot.y.partition("_")[0], "")
             axes.set_title(f"{experiment.name}: {plot.y.replace('_', ' ')}{unit}")
             name = "-".join(filter(None, (experiment.name, plot.y, plot.x)))
@@ -255,13 +281,12 @@ def draw_all(experiment: Experiment, rows: Rows, folder: Path) -> list[Path]:
     return files
 
 
-def _bars(axes: Any, name: str, rows: Rows) -> None:
+def _bars(axes: Any, name: str, rows: Rows, *, names: Mapping[str, str]) -> None:
     places = range(len(rows))
     figures = [row["figures"][name] for row in rows]
     values = [value for value, _, _ in figures]
     style = {"ecolor": "#222222", "capsize": 3}
     bars = axes.barh(places, values, 0.6, color=COLOURS[0], xerr=_errors(figures), **style)
-    names = short_names([row["side"] for row in rows])
     points = [[f"{path}={value}" for path, value in row["varied"].items()] for row in rows]
     labels = [[names[row["side"]], *point] for row, point in zip(rows, points, strict=True)]
     axes.set_yticks(places, [*map(" ".join, labels)])
@@ -270,14 +295,13 @@ def _bars(axes: Any, name: str, rows: Rows) -> None:
     axes.margins(x=0.12)
 
 
-def _lines(axes: Any, name: str, path: str, rows: Rows) -> None:
+def _lines(axes: Any, name: str, path: str, rows: Rows, *, names: Mapping[str, str]) -> None:
     """A line for each side and point of what else varies; a dashed one for what does not vary."""
     order = list(dict.fromkeys(row["varied"][path] for row in rows if path in row["varied"]))
     try:
         numbers = {value: float(value) for value in order}
     except ValueError:
         numbers = {value: float(place) for place, value in enumerate(order)}
-    names = short_names([row["side"] for row in rows])
     series: dict[str, list[Mapping[str, Any]]] = {}
     for row in rows:
         rest = [f"{key}={value}" for key, value in row["varied"].items() if key != path]
