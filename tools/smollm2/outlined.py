@@ -22,8 +22,8 @@ from ..bench.make_samples import shown
 HEAD = r"""# Ten answers of SmolLM2-135M-Instruct
 
 This page shows the form of answers of a small model, which are often wrong. The questions are drawn
-from the files below with seed {seed} and not chosen. The graph is `bim_plain`, greedy, with the profile
-`smollm2`, {dtype} and `skeleton.part: {part}`.
+from the files below with seed {seed} and not chosen. The graph is `bim_plain`, greedy, with the
+profile `smollm2`, {dtype} and `skeleton.part: {part}`.
 
 <!-- not run: checkout -->
 ```sh
