@@ -22,6 +22,7 @@ NOT_RUN: dict[str, dict[str, int]] = {
     "examples/eagle1/README.md": {"install": 1},
     "examples/draft_lengths/README.md": {"install": 1},
     "docs/benchmarks.md": {"checkout": 1},
+    "docs/checkpoints.md": {"models": 1},
     "docs/cli.md": {"minutes": 5, "models": 1, "network": 2},
     "docs/cluster.md": {"install": 1, "models": 1, "other test": 2},
     "docs/cluster_simulated.md": {"minutes": 1},

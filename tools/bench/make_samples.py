@@ -1,4 +1,4 @@
-"""Writes docs/samples.md: ten answers to held-out questions, drawn by seed and not chosen.
+"""Writes docs/samples.md: answers to held-out questions, drawn by seed and not chosen.
 
 python -m tools.bench.make_samples --seed 7"""
 
@@ -13,13 +13,14 @@ from specsot.states.phases.merge import Answer
 
 from ..embedded.heldout import probes
 
-HEAD = """# Ten answers of the embedded model
+COUNT = 4  # answers on the page
+HEAD = """# Four answers of the embedded model
 
-Held-out questions (this subject was never asked about in these words during training), drawn with
-seed {seed}, not chosen; greedy, `graphs/bim_eagle.yaml`, float32. The model is small and made to
-show the machinery: it knows the almanac in `tools/embedded/almanac/` and little else. Asked in
-words unlike any it was trained on, it often falls back to a general plan (the row *unseen* in
-[embedded.md](embedded.md)).
+This page shows what the embedded model writes: answers to held-out questions, drawn with seed
+{seed} and not chosen. The training had no question about these subjects in these words. The graph
+is `bim_eagle`, greedy, in float32. The model knows the almanac in `tools/embedded/almanac/` and
+little else. For questions in unfamiliar words it often writes a general plan (the row *unseen* of
+the [results](results.md#the-embedded-target)).
 
 <!-- not run: checkout -->
 ```sh
@@ -43,7 +44,7 @@ def main() -> None:
     session = Session(
         open_graph("bim_eagle"), load_models(embedded_folder("target"), embedded_folder("eagle3"))
     )
-    questions = [p.question for p in probes("outline", 10, seed)]
+    questions = [p.question for p in probes("outline", COUNT, seed)]
     answers = []
     for number, question in enumerate(questions, 1):
         run = session.start([Prompt(str(number), question)], lambda event: None)

@@ -21,9 +21,9 @@ from ..bench.make_samples import shown
 
 HEAD = r"""# Ten answers of SmolLM2-135M-Instruct
 
-Questions of the files below, drawn with seed {seed}, not chosen; greedy, `graphs/bim_plain.yaml`
-with the profile `smollm2`, {dtype}, `skeleton.part: {part}`. The model is small: the form of its
-answers is what this page shows.
+This page shows the form of answers of a small model, which are often wrong. The questions are drawn
+from the files below with seed {seed} and not chosen. The graph is `bim_plain`, greedy, with the
+profile `smollm2`, {dtype} and `skeleton.part: {part}`.
 
 <!-- not run: checkout -->
 ```sh
