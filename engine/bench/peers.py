@@ -84,7 +84,7 @@ def _run(decode: Generate, drafts: bool, side: Side, prompt: Prompt, most: int |
         last_token=steps.times[-1],
         decoded=sum(counts[1:]),
         digest=output_digest(answers_of([request], side.session.prompts)),
-        request=request,
+        requests=(request,),
     )
 
 

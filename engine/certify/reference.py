@@ -209,7 +209,7 @@ class Bench:
         def rerun() -> Iterator[Request]:
             exact = replace(side.job, options=replace(side.job.options, dtype="float64"))
             for answer in self.answers([self.side(exact)], [prompt]):
-                yield answer.runs["A"].request
+                yield answer.runs["A"].requests[0]
 
         return self.repeat(side, rerun)
 
