@@ -97,7 +97,7 @@ def compare_jobs(prepared: Prepared, files: RunFolder | None = None) -> Comparis
         with StopSignal() as halt:
             warm_up(sides, list(pending.values()), halt)
             later = {key: question.later for key, question in prepared.questions.items()}
-            answers = answer_all(sides, pending, halt, show, later)
+            answers = answer_all(sides, pending, halt, show, later=later)
             for number, answered in zip(pending, answers, strict=False):
                 answer = _scored(answered, sides, prepared.questions)
                 for pair in pairs:

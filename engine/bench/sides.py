@@ -190,6 +190,7 @@ def answer_all(
     prompts: Mapping[int, Prompt],
     halt: StopSignal,
     show: Callable[[str, float], None],
+    *,
     later: Mapping[str, Sequence[str]] = MappingProxyType({}),
 ) -> Iterator[ComparedPrompt]:
     """Every prompt through every graph, by the numbers of the rounds; each draws an order of sides,
