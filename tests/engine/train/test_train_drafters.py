@@ -91,19 +91,10 @@ def test_a_drafter_is_trained_and_loads(kind: str, inputs: list[str], tmp_path: 
 
 def test_medusas_heads_learn_the_tokens_after_the_next(inputs: list[str], tmp_path: Path) -> None:
     """They start as the target's own head, which knows the next token alone."""
-    words = [
-        "medusa",
-        *inputs,
-        *SMALL.split(),
-        *KINDS["medusa"].split(),
-        "--lr",
-        "0.03",
-        "--steps",
-        "12",
-    ]
+    settings = [*SMALL.split(), *KINDS["medusa"].split(), "--lr", "0.03", "--steps", "12"]
     for own in ([], ["--own-heads"]):
         out = tmp_path / f"medusa{len(own)}"
-        assert run(*words, "--out", str(out), *own)[0] == 0
+        assert run("medusa", *inputs, "--out", str(out), *settings, *own)[0] == 0
         losses = [line["loss"] for line in log_of(tmp_path / f"{out.name}.run")]
         assert sum(losses[-3:]) < 0.9 * sum(losses[:3])
         names = load_file(out / "model.safetensors").keys()
