@@ -14,6 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from .codes import FULL, Int4, Int8, codes_of, quantised
+from .families import families
+from .files import read_fields
 
 DIGIT = 128  # torch multiplies int8: larger integers are split into digits of this base
 
@@ -75,7 +77,12 @@ def reference_linear(
 def as_reference(folder: Path, dtype: torch.dtype, kind: str) -> Any:
     """A checkpoint in transformers, in a dtype; with the arithmetic of a target whose weights have
     this kind and whose pool has the dtype."""
-    from transformers import AttentionInterface, AttentionMaskInterface, AutoModelForCausalLM
+    from transformers import (
+        AttentionInterface,
+        AttentionMaskInterface,
+        AutoConfig,
+        AutoModelForCausalLM,
+    )
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
     from transformers.masking_utils import sdpa_mask
     from transformers.utils import logging
@@ -83,7 +90,13 @@ def as_reference(folder: Path, dtype: torch.dtype, kind: str) -> Any:
     logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     # Other products of experts do not have every dtype.
     own: Any = {"dtype": dtype, "experts_implementation": "eager"}
-    model: Any = AutoModelForCausalLM.from_pretrained(folder, **own).train(False)
+    fields = read_fields(folder)
+    family = families().get(str(fields.get("model_type")))
+    if family is not None and family.like:
+        values = {k: v for k, v in fields.values.items() if k not in ("model_type", "auto_map")}
+        own["config"] = AutoConfig.for_model(family.like, **values)
+    loaded = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=False, **own)
+    model: Any = loaded.train(False)
     if kind == FULL:
         return model
     model = model.double()

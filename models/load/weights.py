@@ -410,7 +410,7 @@ def load_mtp(
 
     stored = {name: e for name, e in entries(folder).items() if name.startswith(FIRST)}
     if not stored:
-        raise ModelError(folder, f"holds no MTP layer, `{FIRST}*`")
+        raise ModelError(folder, f"holds no MTP layer, `{FIRST}*`, as the targets of MiMo do")
     config = mtp_config(decoder_config(folder))
     drafter = on_meta(config.path, lambda: Mtp(config))
     return _complete_(drafter, stored, target, place=(dtype, device))
