@@ -22,7 +22,7 @@ from transformers import GenerationConfig
 
 from ...models.codes import FULL
 from ...models.files import ModelError
-from ...models.integer import as_reference
+from ...models.load.reference import as_reference
 from ...models.load.weights import load_target
 from ...states.request import Branch, Finish, Request, move
 from ..errors import UsageError

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ...models.files import ModelError
-from ...models.integer import as_reference
+from ...models.load.reference import as_reference
 from ...ops.registry import OpTable
 from ...states.graph.graph import Graph
 from ...states.graph.load import load_program, op_table

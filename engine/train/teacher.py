@@ -13,9 +13,9 @@ from transformers.utils.logging import disable_progress_bar
 from ...models.codes import FULL
 from ...models.config import DecoderConfig
 from ...models.families import decoder_config
-from ...models.integer import as_reference
 from ...models.layers import BEFORE_ATTENTION, BEFORE_MLP, NORMS
 from ...models.linear import has_products
+from ...models.load.reference import as_reference
 from ...models.load.tokenizer import load_tokenizer, stop_ids
 from .data import TrainingBatch
 
