@@ -4,16 +4,12 @@ Each input row of a product is quantised: a scale for the row, and a step, an in
 group of its numbers. The sums are integers, so they do not depend on how many rows a forward has or
 on the order of the additions. Everything between two products is computed in float64, whose noise
 almost never moves a code: a quantised model has the same tokens in every layout, with every
-drafter, and in transformers (`as_reference`)."""
-
-from functools import partial
-from pathlib import Path
-from typing import Any
+drafter, and in transformers (`load/reference.py`)."""
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from .codes import FULL, Int4, Int8, codes_of, quantised
+from .codes import Int4, Int8, quantised
 
 DIGIT = 128  # torch multiplies int8: larger integers are split into digits of this base
 
@@ -59,58 +55,3 @@ def wide_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 def wide_centred_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """`layers.centred_norm` in float64."""
     return wide_norm(x, 1.0 + weight.double(), eps)
-
-
-# -- the same arithmetic in transformers' model ---------------------------------------------------
-
-
-def reference_linear(
-    x: Tensor, integers_IO: Tensor, scale_O: Tensor, bias_O: Tensor | float
-) -> Tensor:
-    """A linear layer by float64 sums of integers, which are exact."""
-    integers, scale = quantised(x.flatten(0, -2))
-    return (integers @ integers_IO * (scale * scale_O) + bias_O).view(*x.shape[:-1], -1)
-
-
-def as_reference(folder: Path, dtype: torch.dtype, kind: str) -> Any:
-    """A checkpoint in transformers, in a dtype; with the arithmetic of a target whose weights have
-    this kind and whose pool has the dtype."""
-    from transformers import AttentionInterface, AttentionMaskInterface, AutoModelForCausalLM
-    from transformers.integrations.sdpa_attention import sdpa_attention_forward
-    from transformers.masking_utils import sdpa_mask
-    from transformers.utils import logging
-
-    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-    # Other products of experts do not have every dtype.
-    own: Any = {"dtype": dtype, "experts_implementation": "eager"}
-    model: Any = AutoModelForCausalLM.from_pretrained(folder, **own).train(False)
-    if kind == FULL:
-        return model
-    model = model.double()
-
-    def attention(
-        module: Any, q: Tensor, k: Tensor, v: Tensor, attention_mask: Any, **named: Any
-    ) -> Any:
-        k = k.to(dtype).double()
-        v = v.to(dtype).double()
-        return sdpa_attention_forward(module, q, k, v, attention_mask=attention_mask, **named)
-
-    name = f"integer_{str(dtype).removeprefix('torch.')}"
-    AttentionInterface.register(name, attention)
-    AttentionMaskInterface.register(name, sdpa_mask)
-    model.set_attn_implementation(name)
-    for path, module in list(model.named_modules()):
-        is_linear = isinstance(module, nn.Linear)  # a name: mypy would narrow the type
-        if is_linear:
-            codes = codes_of(path, module.weight, kind)
-            wide = {"integers_IO": codes.integers().double().t(), "scale_O": codes.scale_O.double()}
-            bias_O = 0.0 if module.bias is None else module.bias.detach()
-            module.forward = partial(reference_linear, **wide, bias_O=bias_O)
-            module.weight = None  # frees its memory
-        elif type(module).__name__.endswith("RMSNorm"):
-            weight = module.weight.detach()
-            if type(module).__name__.startswith("Gemma"):
-                module.forward = partial(wide_norm, weight=1.0 + weight, eps=module.eps)
-            else:
-                module.forward = partial(wide_norm, weight=weight, eps=module.variance_epsilon)
-    return model

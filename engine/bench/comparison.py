@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from hashlib import sha256
+from itertools import chain
 from statistics import mean, median
 from typing import Any
 
@@ -95,7 +96,8 @@ def compare_jobs(prepared: Prepared, files: RunFolder | None = None) -> Comparis
         pending = {number: prompt for number, prompt in prompts.items() if number not in rounds}
         with StopSignal() as halt:
             warm_up(sides, list(pending.values()), halt)
-            answers = answer_all(sides, pending, halt, show)
+            later = {key: question.later for key, question in prepared.questions.items()}
+            answers = answer_all(sides, pending, halt, show, later=later)
             for number, answered in zip(pending, answers, strict=False):
                 answer = _scored(answered, sides, prepared.questions)
                 for pair in pairs:
@@ -116,8 +118,11 @@ def _scored(
     runs = {}
     for side in sides:
         run = answered.runs[side.letter]
-        (answer,) = answers_of([run.request], side.session.prompts)
-        runs[side.letter] = replace(run, scores=scores_of(answer, question))
+        answers = answers_of(run.requests, side.session.prompts)
+        turns = [scores_of(answer, question) for answer in answers]
+        names = dict.fromkeys(chain.from_iterable(turns))
+        scores = {name: mean(turn[name] for turn in turns if name in turn) for name in names}
+        runs[side.letter] = replace(run, scores=scores)
     return replace(answered, runs=runs)
 
 
@@ -148,7 +153,8 @@ def _setup(sides: Sequence[Side], prepared: Prepared) -> dict[str, Any]:
             "drafter_hash": made.drafter_hash,
         }
     prompts = sides[0].job.prompts
-    text = json.dumps([asdict(prompt) for prompt in prompts], sort_keys=True)
+    later = [turn for question in prepared.questions.values() for turn in question.later]
+    text = json.dumps([*map(asdict, prompts), *later], sort_keys=True)
     return {
         "schema_version": 1,
         "command": shlex.join(["specsot", *map(redact, sides[0].job.options.argv[1:])]),

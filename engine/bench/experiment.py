@@ -317,7 +317,7 @@ def experiment_of(bench_options: BenchOptions) -> tuple[Experiment, Source | Non
         if bench_options.against is None:
             changes["against"] = ("autoregressive",)
         changes["sides"] = tuple(ref for ref in refs if ref not in changes["against"])
-        changes |= {"name": name, "doc": f"Questions of {SETS[name].title}, first turns only."}
+        changes |= {"name": name, "doc": f"Questions of {SETS[name].title}."}
     if bench_options.vary:
         changes["vary"] = {**experiment.vary, **dict(map(axis_of, bench_options.vary))}
     changes = {name: value for name, value in changes.items() if value is not None}

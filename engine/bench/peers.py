@@ -22,7 +22,7 @@ from transformers import GenerationConfig
 
 from ...models.codes import FULL
 from ...models.files import ModelError
-from ...models.integer import as_reference
+from ...models.load.reference import as_reference
 from ...models.load.weights import load_target
 from ...states.request import Branch, Finish, Request, move
 from ..errors import UsageError
@@ -84,7 +84,7 @@ def _run(decode: Generate, drafts: bool, side: Side, prompt: Prompt, most: int |
         last_token=steps.times[-1],
         decoded=sum(counts[1:]),
         digest=output_digest(answers_of([request], side.session.prompts)),
-        request=request,
+        requests=(request,),
     )
 
 

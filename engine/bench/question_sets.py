@@ -14,6 +14,7 @@ import yaml
 from pydantic import AfterValidator, Field, ValidationError
 from pydantic_core import PydanticCustomError
 
+from ...states.text.tokens import check_question
 from ...states.yaml.spec import Int, Spec, Text
 from ..errors import UsageError
 from ..prepare.files import SHIPPED
@@ -31,6 +32,11 @@ PUBLISHED = SHIPPED / "published" / "tables.yaml"
 class Question(Spec):
     """One line of a file."""
 
+    @property
+    def later(self) -> tuple[str, ...]:
+        """The user's turns after the first, each of which follows an answer."""
+        return ()
+
     def scores(self, answer: str) -> dict[str, float]:
         """1.0 or 0.0 by figure; empty for questions without a known answer."""
         return {}
@@ -43,6 +49,10 @@ class TurnsQuestion(Question):
     category: Text
     turns: Annotated[tuple[Text, ...], Field(min_length=1)]
     reference: Any = None
+
+    @property
+    def later(self) -> tuple[str, ...]:
+        return self.turns[1:]
 
 
 def _solution(text: str) -> str:
@@ -147,9 +157,7 @@ def read_questions(
         if count is None or asked[column] <= count:
             items.append(replace(prompt, category=column))
             kept[prompt.key] = question
-    several = any(len(getattr(question, "turns", ())) > 1 for question, _ in found)
-    note = f"{file}: only the first turn of each question is asked"
-    return Prompts(tuple(items), (note,) if several else ()), kept
+    return Prompts(tuple(items)), kept
 
 
 def _question(published: QuestionSet, fields: Mapping[str, Any]) -> tuple[Question, str]:
@@ -164,6 +172,8 @@ def _question(published: QuestionSet, fields: Mapping[str, Any]) -> tuple[Questi
     if category not in published.columns:
         there = ", ".join(published.columns)
         raise UsageError(f"{what}: category: {category!r} is none of {there}")
+    for turn in question.later:
+        check_question(turn)
     return question, published.columns[category]
 
 

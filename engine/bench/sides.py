@@ -14,6 +14,7 @@ from pathlib import Path
 from random import Random
 from string import ascii_uppercase
 from time import monotonic
+from types import MappingProxyType
 from typing import Annotated, Any
 
 from pydantic import Field, PlainSerializer, PlainValidator
@@ -39,10 +40,11 @@ SavedMeter = Annotated[Meter, PlainValidator(Meter.of), PlainSerializer(lambda m
 
 @dataclass(frozen=True, slots=True)
 class SideRun:
-    """One prompt answered by one side. first_token, last_token: nanoseconds from the start, 0 if
-    there is none; decoded: tokens after the first. kv: bytes of all pools, `held` at most, `moved`,
-    and `allocated`; empty for a peer. problems: why the answer is not complete; scores: of its
-    text; request: None for a run that was read from a folder."""
+    """One prompt answered by one side, with its later turns. first_token, last_token: nanoseconds
+    from the start, 0 if there is none, added up over turns; decoded: tokens after the first of each
+    turn. kv: bytes of all pools, `held` at most, `moved`, and `allocated`, of the largest turn;
+    empty for a peer. problems: why the answer is not complete; scores: of its text; requests: by
+    turn, empty for a run that was read from a folder."""
 
     meter: SavedMeter
     first_token: int = 0
@@ -53,7 +55,22 @@ class SideRun:
     problems: Sequence[str] = ()
     digest: str = ""
     scores: Mapping[str, float] = field(default_factory=dict)
-    request: Annotated[Any, Field(exclude=True)] = None
+    requests: Annotated[tuple[Any, ...], Field(exclude=True)] = ()
+
+    def followed_by(self, turn: "SideRun") -> "SideRun":
+        """Both turns together."""
+        self.meter.add(turn.meter)
+        return SideRun(
+            self.meter,
+            first_token=self.first_token + turn.first_token,
+            last_token=self.last_token + turn.last_token,
+            decoded=self.decoded + turn.decoded,
+            host_reads=self.host_reads + turn.host_reads,
+            kv={name: max(count, turn.kv[name]) for name, count in self.kv.items()},
+            problems=(*self.problems, *turn.problems),
+            digest=self.digest + turn.digest,
+            requests=self.requests + turn.requests,
+        )
 
 
 class BranchAnswer(StrEnum):
@@ -173,9 +190,12 @@ def answer_all(
     prompts: Mapping[int, Prompt],
     halt: StopSignal,
     show: Callable[[str, float], None],
+    *,
+    later: Mapping[str, Sequence[str]] = MappingProxyType({}),
 ) -> Iterator[ComparedPrompt]:
     """Every prompt through every graph, by the numbers of the rounds; each draws an order of sides,
-    so that a slower machine favours none. One that a stop signal interrupts is omitted."""
+    so that a slower machine favours none. One that a stop signal interrupts is omitted. later: the
+    user's next turns, by the prompts' keys."""
     start_time = monotonic()
     done = 0
     every = len(prompts) * len(sides)
@@ -190,11 +210,23 @@ def answer_all(
                 remaining = f", about {left} left"
             title = f"prompt {place} of {len(prompts)}{remaining}: {side.letter} {side.name} ..."
             show(title, done / every)
-            runs[side.letter] = _answer(side, prompt, halt)
+            runs[side.letter] = _converse(side, prompt, later.get(prompt.key, ()), halt)
             if halt.status is not None:
                 return
             done += 1
         yield ComparedPrompt(prompt, {side.letter: runs[side.letter] for side in sides}, share)
+
+
+def _converse(side: Side, prompt: Prompt, later: Sequence[str], halt: StopSignal) -> SideRun:
+    """A prompt and the user's next turns, each of which follows the side's own answers."""
+    run = _answer(side, prompt, halt)
+    key = prompt.key
+    for number, text in enumerate(later, 2):
+        (answer,) = answers_of(run.requests[-1:], side.session.prompts)
+        past = (*prompt.past, answer.turn)
+        prompt = replace(prompt, key=f"{key} turn {number}", text=text, past=past)
+        run = run.followed_by(_answer(side, prompt, halt))
+    return run
 
 
 def _answer(side: Side, prompt: Prompt, halt: StopSignal) -> SideRun:
@@ -224,7 +256,7 @@ def _answer(side: Side, prompt: Prompt, halt: StopSignal) -> SideRun:
         },
         problems=[f"{side.letter} {side.name}: {problem}" for problem in problems],
         digest=output_digest(answers),
-        request=request,
+        requests=(request,),
     )
     run.close()
     return answered
@@ -302,15 +334,17 @@ def _facts(side: Side) -> dict[str, Any]:
 
 
 def compare_branches(pair: GraphPair, prompt: ComparedPrompt) -> list[BranchComparison]:
-    """All branches of a prompt, the outline first."""
+    """All branches of a prompt, turn by turn, the outline first."""
     # By name (`outline`, or the number), with the ids before the answer.
     decoded: list[dict[str, tuple[Branch, list[int]]]] = []
     complete = True
     for side in (pair.reference, pair.other):
-        request = prompt.runs[side.letter].request
-        complete = complete and all(map(_finished, request.all_branches()))
-        branches = contexts(request, side.session.prompts)
-        named = {"outline" if b.is_root else str(b.index + 1): (b, ids) for b, ids in branches}
+        named: dict[str, tuple[Branch, list[int]]] = {}
+        for turn, request in enumerate(prompt.runs[side.letter].requests, 1):
+            complete = complete and all(map(_finished, request.all_branches()))
+            for branch, ids in contexts(request, side.session.prompts):
+                name = "outline" if branch.is_root else str(branch.index + 1)
+                named[name if turn == 1 else f"{name} of turn {turn}"] = (branch, ids)
         decoded.append(named)
     results = []
     for name in dict.fromkeys(chain.from_iterable(decoded)):

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ...models.files import ModelError
-from ...models.integer import as_reference
+from ...models.load.reference import as_reference
 from ...ops.registry import OpTable
 from ...states.graph.graph import Graph
 from ...states.graph.load import load_program, op_table
@@ -209,7 +209,7 @@ class Bench:
         def rerun() -> Iterator[Request]:
             exact = replace(side.job, options=replace(side.job.options, dtype="float64"))
             for answer in self.answers([self.side(exact)], [prompt]):
-                yield answer.runs["A"].request
+                yield answer.runs["A"].requests[0]
 
         return self.repeat(side, rerun)
 

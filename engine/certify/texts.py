@@ -49,7 +49,7 @@ def greedy_checks(bench: Bench) -> Iterator[Check]:
     side = bench.side(bench.changed(GREEDY, tokens=bench.extent.tokens))
     requests: list[Request] = []
     for answer in bench.answers([side], bench.prompts):
-        requests.append(answer.runs["A"].request)
+        requests.append(answer.runs["A"].requests[0])
         repeat = bench.repeated(side, answer.prompt)
         by_teacher.hold(side, requests[-1], repeat)
         if len(requests) <= bench.extent.generated:
@@ -107,7 +107,7 @@ def sampled_checks(bench: Bench) -> Iterator[Check]:
         for pair, answer in _answered(bench, sets, seeds, bench.drawn_prompts):
             results += compare_branches(pair, answer)
             repeat = bench.repeated(pair.reference, answer.prompt)
-            tally.hold(pair.reference, answer.runs["A"].request, repeat)
+            tally.hold(pair.reference, answer.runs["A"].requests[0], repeat)
         title = f"{name}, {seeds} seeds, with its drafter and without one"
         yield _equality(bench, f"sampled/{name}/twin", title, results, seeds=seeds)
         title = f"{name}, {seeds} seeds, drawn from transformers' logits"
@@ -229,7 +229,7 @@ def blended_checks(bench: Bench) -> Iterator[Check]:
         tally = bench.tally()
         side = made.side(made.changed(*sets, "blend.plan=plain", tokens=bench.extent.drawn_tokens))
         for answer in made.answers([side], prompts):
-            tally.hold(side, answer.runs["A"].request, made.repeated(side, answer.prompt))
+            tally.hold(side, answer.runs["A"].requests[0], made.repeated(side, answer.prompt))
         title = f"documents in the {place}, every row computed: greedy decoding of transformers"
         yield tally.check(f"blended/{place}, nothing reused", title)
         answers = _answered(made, sets, 1, prompts)

@@ -134,9 +134,7 @@ class ChatSession:
             complain(reason)
         self.failed |= handle.finish in ("refused", "failed")
         if answer.text.strip():
-            outlined = answer.outline is not None and bool(answer.outline.points)
-            tokens = () if outlined else answer.sections[0].tokens
-            self.past.append(PastTurn(text, answer.text, tokens))
+            self.past.append(answer.turn)
 
     def _prompt(self, text: str) -> Prompt:
         """The question after as many earlier turns as fit with it."""

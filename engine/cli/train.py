@@ -50,6 +50,7 @@ def _add(kind: type[settings.DrafterTraining], trainer: str, help: str) -> None:
 _add(settings.Eagle2Training, "eagle.Eagle2Trainer", "Train a head for EAGLE-1 and EAGLE-2.")
 _add(settings.Eagle3Training, "eagle.Eagle3Trainer", "Train an EAGLE-3 drafter.")
 _add(settings.DFlashTraining, "dflash.DFlashTrainer", "Train a DFlash drafter.")
+_add(settings.MedusaTraining, "medusa.MedusaTrainer", "Train heads of Medusa.")
 _add(
     settings.VanillaTraining, "vanilla.VanillaTrainer", "Train a small language model as a drafter."
 )

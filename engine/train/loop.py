@@ -26,6 +26,7 @@ from transformers import PreTrainedModel
 
 from ...models.drafters.dflash import DFlashDraftModel
 from ...models.drafters.eagle import Eagle, Eagle3
+from ...models.drafters.medusa import Medusa
 from ...models.layers import PoolModel
 from ...models.load.chat_format import SETTINGS, TEMPLATE
 from ...models.load.tokenizer import VOCABULARIES
@@ -117,7 +118,7 @@ def save_atomically(state: dict[str, object], path: Path) -> None:
         torch.save(state, folder / path.name)
 
 
-def export_drafter(drafter: Eagle | Eagle3 | DFlashDraftModel, out: Path) -> None:
+def export_drafter(drafter: Eagle | Eagle3 | DFlashDraftModel | Medusa, out: Path) -> None:
     """Write a drafter's folder: its weights in bf16 and its config."""
     tensors = {
         name: value.detach().to("cpu", torch.bfloat16 if value.is_floating_point() else value.dtype)
@@ -196,7 +197,7 @@ class Trainer(ABC):
         """bool [S, K]: with token t as the root, whether draft k equals token t + 1 + k."""
 
     def export(self, out: Path) -> None:
-        assert isinstance(self.model, Eagle | Eagle3 | DFlashDraftModel)
+        assert isinstance(self.model, Eagle | Eagle3 | DFlashDraftModel | Medusa)
         export_drafter(self.model, out)
 
 

@@ -91,6 +91,14 @@ class DFlashTraining(DrafterTraining):
 
 
 @dataclass(frozen=True, kw_only=True)
+class MedusaTraining(DrafterTraining):
+    heads: int = option(3, "Drafted levels; published: 5.", min=1)
+    blocks: int = option(2, "Residual blocks of a head; published: 1.", min=1)
+    decay: float = option(0.8, "Weight of a head over the one before.", min=0.0)
+    own_heads: bool = option(False, "Products of their own, as published, not the target's head.")
+
+
+@dataclass(frozen=True, kw_only=True)
 class VanillaTraining(DrafterTraining):
     """A small language model's shape and its loss; each head has ``hidden`` / ``heads`` numbers."""
 

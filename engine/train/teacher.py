@@ -7,13 +7,15 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from transformers import AutoModelForCausalLM, GenerationConfig
+from transformers import GenerationConfig
 from transformers.utils.logging import disable_progress_bar
 
+from ...models.codes import FULL
 from ...models.config import DecoderConfig
 from ...models.families import decoder_config
 from ...models.layers import BEFORE_ATTENTION, BEFORE_MLP, NORMS
 from ...models.linear import has_products
+from ...models.load.reference import as_reference
 from ...models.load.tokenizer import load_tokenizer, stop_ids
 from .data import TrainingBatch
 
@@ -37,8 +39,8 @@ class Teacher:
         self.device = torch.device(device)
         self.config: DecoderConfig = decoder_config(folder)
         self.tokenizer: Any = load_tokenizer(folder, self.config)
-        model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-        self.model: Any = model.requires_grad_(False).eval().to(self.device)
+        model: Any = as_reference(folder, torch.float32, FULL)
+        self.model: Any = model.requires_grad_(False).to(self.device)
         # [V, H] both, and the same where they are tied.
         self.embedding: Tensor = self.model.get_input_embeddings().weight.detach()
         self.head: Tensor = self.model.get_output_embeddings().weight.detach()

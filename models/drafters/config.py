@@ -1,6 +1,7 @@
 """The shapes of all drafters as their config.json files give them, checked; without torch. EAGLE-1
 and EAGLE-2 share one format; EAGLE-3 and DFlash have their authors' layout and speculators'."""
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,6 +19,11 @@ LAYERS_KEY = "target_layer_ids"
 STATES_KEY = "aux_hidden_state_layer_ids"
 MASK_KEY = "mask_token_id"
 NOT_OF_LAYERS = ("architectures", "num_target_layers", "block_size", "is_causal", DFLASH_SECTION)
+# The name of a block of a Medusa head, FasterDecoding's and vLLM's: head and block.
+MEDUSA_BLOCK = re.compile(
+    r"(?P<prefix>(?:medusa_heads?\.)?)"
+    r"(?:(\d{1,3})\.(\d{1,3})\.linear|blocks\.(\d{1,3})\.layers\.(\d{1,3}))\.weight"
+)
 BLOCK_SIZE = 8  # speculators' default of `block_size`
 DFLASH_POSITIONS = 32768  # Qwen3's default of `max_position_embeddings`
 # Later drafters (Domino, DSpark, DFlash 2) keep the architecture's name and add parts to it.

@@ -26,7 +26,10 @@ class Family:
     these projections have a bias, or the key of config.json that says so. window_switch: the key
     that turns on windows. partial: RoPE may rotate a part of a head. renamed: keys with other names
     than Llama's -> Llama's names. defaults: of keys that a file may lack, if other than Llama's.
-    own_code: its files name code of their own, which is not executed."""
+    own_code: its files name code of their own, which is not executed; the family `like` computes
+    the same in transformers. gguf: its architecture in
+    GGUF files, "" if they have none. gguf_pairs: there the two numbers of a rotated pair are side
+    by side, and not half a head apart."""
 
     name: ClassVar[str]
     max_positions: ClassVar[int]
@@ -42,6 +45,15 @@ class Family:
     renamed: ClassVar[Mapping[str, str]] = {}
     defaults: ClassVar[Values] = {}
     own_code: ClassVar[bool] = False
+    like: ClassVar[str] = ""
+    gguf: ClassVar[str] = ""
+    gguf_pairs: ClassVar[bool] = False
+
+    @staticmethod
+    def gguf_keys(fields: Fields, rope: Values) -> Values:
+        """Further keys of config.json that a GGUF file gives, and those that differ from Llama's.
+        fields: of its architecture; rope: `rope_parameters` of config.json."""
+        return {}
 
     def llama_fields(self, fields: Fields) -> Fields:
         """config.json with Llama's keys."""

@@ -10,6 +10,7 @@ from . import ATTENTION, Family, Values, window_size
 
 ROPES = "rope_parameters"
 LOCAL = "local_rope_parameters"  # of sliding layers: our name for what the file has inside ROPES
+LAYERS_27B = 62
 UNSUPPORTED = ("use_bidirectional_attention", "attn_logit_softcapping", "final_logit_softcapping")
 
 
@@ -21,6 +22,7 @@ class Gemma3Text(Family):
     qk_norm = True
     qkv_bias = ATTENTION
     o_bias = ATTENTION
+    gguf = "gemma3"
     renamed: ClassVar[Mapping[str, str]] = {"hidden_activation": "hidden_act"}
     defaults: ClassVar[Values] = {
         "vocab_size": 262208,
@@ -29,6 +31,22 @@ class Gemma3Text(Family):
         "head_dim": 256,
         "tie_word_embeddings": True,
     }
+
+    @staticmethod
+    def gguf_keys(fields: Fields, rope: Values) -> Values:
+        """By the rules of llama.cpp: the file has no pattern, and no scale of queries."""
+        window = fields.get("attention.sliding_window") or None
+        scale = fields.integer("attention.key_length", 256)
+        if fields.integer("block_count") == LAYERS_27B:
+            scale = fields.integer("embedding_length") // fields.integer("attention.head_count")
+        theta = fields.number("rope.freq_base_swa", 1e4)
+        local = {"rope_type": "default", "rope_theta": theta}
+        return {
+            "sliding_window": window,
+            "sliding_window_pattern": 6 if window else 1,
+            "query_pre_attn_scalar": scale,
+            ROPES: {"full_attention": rope, "sliding_attention": local},
+        }
 
     def llama_fields(self, fields: Fields) -> Fields:
         fields = super().llama_fields(fields)

@@ -9,3 +9,5 @@ class Llama(Family):
     qkv_bias = ATTENTION
     o_bias = ATTENTION
     mlp_bias = "mlp_bias"
+    gguf = "llama"
+    gguf_pairs = True

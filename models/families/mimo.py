@@ -9,3 +9,4 @@ class MiMo(Family):
     qkv_bias = True
     window_switch = "use_sliding_window"
     own_code = True
+    like = "qwen2"

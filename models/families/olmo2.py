@@ -13,6 +13,7 @@ class Olmo2(Family):
     qk_norm = True
     qkv_bias = ATTENTION
     o_bias = ATTENTION
+    gguf = "olmo2"
     defaults: ClassVar[Values] = {"rms_norm_eps": 1e-5}
 
     def own(self, fields: Fields, shape: Values, sliding: tuple[bool, ...]) -> Values:

@@ -9,6 +9,11 @@ class Phi3(Family):
     name = "phi3"
     max_positions = 4096
     partial = True
+    gguf = "phi3"
+
+    @staticmethod
+    def gguf_keys(fields: Fields, rope: Values) -> Values:
+        return {"sliding_window": fields.get("attention.sliding_window") or None}
 
     def windows(self, fields: Fields, layers: int) -> tuple[int, tuple[bool, ...]]:
         given = fields.get("sliding_window") is not None

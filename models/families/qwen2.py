@@ -8,3 +8,4 @@ class Qwen2(Family):
     max_positions = 32768
     qkv_bias = True
     window_switch = "use_sliding_window"
+    gguf = "qwen2"

@@ -11,3 +11,4 @@ class Qwen3(Family):
     qkv_bias = ATTENTION
     o_bias = ATTENTION
     window_switch = "use_sliding_window"
+    gguf = "qwen3"

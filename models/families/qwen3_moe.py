@@ -13,8 +13,18 @@ class Qwen3Moe(Family):
     qk_norm = True
     qkv_bias = ATTENTION
     o_bias = ATTENTION
+    gguf = "qwen3moe"
     renamed: ClassVar[dict[str, str]] = {"num_local_experts": "num_experts"}
     defaults: ClassVar[Values] = {"num_key_value_heads": 4}
+
+    @staticmethod
+    def gguf_keys(fields: Fields, rope: Values) -> Values:
+        return {
+            "num_experts": fields.get("expert_count"),
+            "num_experts_per_tok": fields.get("expert_used_count"),
+            "moe_intermediate_size": fields.get("expert_feed_forward_length"),
+            "norm_topk_prob": True,  # as llama.cpp computes all of them
+        }
 
     def windows(self, fields: Fields, layers: int) -> tuple[int, tuple[bool, ...]]:
         window = window_size(fields) if fields.flag("use_sliding_window") else 0

@@ -15,6 +15,8 @@ class SmolLM3(Family):
     o_bias = ATTENTION
     mlp_bias = "mlp_bias"
     window_switch = "use_sliding_window"
+    gguf = "smollm3"
+    gguf_pairs = True
     defaults: ClassVar[Values] = {
         "num_key_value_heads": 4,
         "sliding_window": None,

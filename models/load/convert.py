@@ -5,6 +5,7 @@ scaling in a GGUF file must be known: to ignore one would silently make another 
 import json
 import re
 import shutil
+from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,11 +17,11 @@ from gguf import GGUFReader, GGUFValueType, ReaderTensor
 from safetensors.torch import save_file
 from torch import Tensor
 
-from ..config import ORIGINAL, TRAINED, RopeConfig
+from ..config import ORIGINAL, PARTIAL, TRAINED, RopeConfig
 from ..decoder import Decoder
 from ..drafters.config import SWITCHES, Eagle3Config
 from ..drafters.eagle import EMBEDDING, LM_HEAD
-from ..families import decoder_config
+from ..families import ATTENTION, Family, decoder_config, families
 from ..files import MODEL_FILES, Fields, ModelError, cause_of, inside, read_fields
 from ..layers import inverse_frequencies
 from . import weights
@@ -31,12 +32,21 @@ DRAFTS = 3  # of a round: speculators' default for EAGLE-3
 AUTHORS_LAYOUT = {"eagle3": "safeailab", "dflash": "z-lab"}
 LAYER = "layers.0.", "midlayer."  # speculators' name, and SafeAILab's
 UNSUPPORTED = (*SWITCHES, "qkv_bias", "o_bias", "mlp_bias", "qk_norm")  # in SafeAILab's layout
-FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 SHARD_BYTES = 2 << 30  # bytes of one weight file, and so of memory
 MAX_ARRAY = 1 << 22
+ARCHITECTURE = "general.architecture"
+# Settings that change a model -> the key of config.json that says so.
+MEANINGS = {
+    "attention.sliding_window": "sliding_window",
+    "expert_count": "num_experts",
+    "attn_logit_softcapping": "attn_logit_softcapping",
+    "final_logit_softcapping": "final_logit_softcapping",
+}
 BLOCK = re.compile(r"blk\.(\d{1,4})\.")
 ROTATED = re.compile(r"blk\.\d+\.attn_([qk])\.")
+EXPERT = re.compile(r"\.experts\.\d+(?=\.)")
 LLAMA3_FREQS = "rope_freqs.weight"
+LONG_FACTORS = {f"{kind}_factor": f"rope_factors_{kind}.weight" for kind in ("short", "long")}
 FAULTS = (ValueError, KeyError, IndexError, TypeError, OverflowError, OSError, NotImplementedError)
 
 
@@ -149,18 +159,25 @@ def convert_gguf(
         plain = {k: f.contents() for k, f in reader.fields.items() if f.types[:1] != arrays}
     except FAULTS as error:
         raise ModelError(file, f"is not a valid GGUF file: {error}") from None
-    config = _config(file, reader, plain)
+    family, config = _config(file, reader, plain)
     (out / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
     shape = decoder_config(out)
     published = weights.on_meta(file, lambda: Decoder(shape)).published()
-    table = gguf.get_tensor_name_map(gguf.MODEL_ARCH.QWEN3, shape.num_layers)  # has all parts
-    names = {f"{table.get_name(n.rpartition('.')[0])}.{n.rpartition('.')[2]}": n for n in published}
-    if strange := [t.name for t in reader.tensors if t.name not in {*names, LLAMA3_FREQS}]:
+    arch = next(a for a, name in gguf.MODEL_ARCH_NAMES.items() if name == plain[ARCHITECTURE])
+    table = gguf.get_tensor_name_map(arch, shape.num_layers)
+    names = defaultdict[str, list[str]](list)  # experts are one tensor in the file
+    for name in published:
+        stem, _, kind = EXPERT.sub(".experts", name).rpartition(".")
+        names[f"{table.get_name(stem)}.{kind}"].append(name)
+    known = {*names, LLAMA3_FREQS, *LONG_FACTORS.values()}
+    if strange := [t.name for t in reader.tensors if t.name not in known]:
         raise ModelError(file, f"unexpected tensors: {weights.listed(strange)}")
-    from transformers import AutoTokenizer
+    from transformers import PreTrainedTokenizerFast
 
     try:
-        AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name).save_pretrained(out)
+        folder = file.parent
+        tokenizer = PreTrainedTokenizerFast.from_pretrained(folder, gguf_file=file.name)
+        tokenizer.save_pretrained(out)
     except Exception as error:  # the file may contain anything
         raise ModelError(file, f"no usable tokenizer ({cause_of(error)})") from None
     shards: list[list[ReaderTensor]] = [[]]
@@ -174,7 +191,16 @@ def convert_gguf(
     for number, shard in enumerate(shards):
         name = f"model-{number:05}.safetensors" if len(shards) > 1 else weights.SINGLE
         report(f"dequantising {name} ({len(shard)} tensors)")
-        tensors = {names[t.name]: _tensor(file, t, config).to(dtype) for t in shard}
+        tensors: dict[str, Tensor] = {}
+        for stored in shard:
+            values = _tensor(file, stored, family, config)
+            if shape.centred_norms and stored.name.endswith("norm.weight"):
+                values -= 1.0
+            parts = values.unbind() if values.ndim == 3 else (values,)
+            if len(parts) != len(names[stored.name]):
+                raise ModelError(file, f"`{stored.name}` holds {len(parts)} matrices")
+            pairs = zip(names[stored.name], parts, strict=True)
+            tensors |= {name: part.to(dtype).contiguous() for name, part in pairs}
         save_file(tensors, out / name, metadata={"format": "pt"})
         places |= dict.fromkeys(tensors, name)
     if len(shards) > 1:
@@ -182,16 +208,16 @@ def convert_gguf(
         (out / weights.INDEX).write_text(index)
 
 
-def _tensor(file: Path, stored: ReaderTensor, config: dict[str, Any]) -> Tensor:
+def _tensor(
+    file: Path, stored: ReaderTensor, family: type[Family], config: dict[str, Any]
+) -> Tensor:
     try:
         values = gguf.dequantize(stored.data, stored.tensor_type)
     except FAULTS as error:
         what = f"`{stored.name}` is {stored.tensor_type.name}, which cannot be read"
         raise ModelError(file, f"{what}: {error}") from None
     rotated = ROTATED.match(stored.name)
-    if rotated and config["model_type"] in ("llama", "mistral"):
-        # llama.cpp keeps the two numbers of a rotated pair side by side, the published files
-        # half a head apart.
+    if rotated and family.gguf_pairs:
         heads = config[f"num_{'attention' if rotated[1] == 'q' else 'key_value'}_heads"]
         if values.shape[:1] != (heads * config["head_dim"],):
             raise ModelError(file, f"`{stored.name}` does not have {heads} heads")
@@ -200,40 +226,51 @@ def _tensor(file: Path, stored: ReaderTensor, config: dict[str, Any]) -> Tensor:
     return torch.from_numpy(np.array(values, dtype=np.float32, order="C"))
 
 
-def _config(file: Path, reader: GGUFReader, plain: dict[str, Any]) -> dict[str, Any]:
-    """config.json of the model in a file; plain: the fields that are not lists."""
-    arch = plain.get("general.architecture")
+def _config(
+    file: Path, reader: GGUFReader, plain: dict[str, Any]
+) -> tuple[type[Family], dict[str, Any]]:
+    """Family and config.json of the model in a file; plain: the fields that are not lists."""
+    arch = plain.get(ARCHITECTURE)
     name = str(plain.get("general.name", ""))
-    if arch not in FAMILIES:
-        raise ModelError(file, f"is of the family {arch!r}, not one of: {', '.join(FAMILIES)}")
+    by_name = families()
+    by_arch = {family.gguf: family for family in by_name.values() if family.gguf}
+    if arch not in by_arch:
+        known = ", ".join(sorted(by_arch))
+        raise ModelError(file, f"is of the architecture {arch!r}, not one of: {known}")
     prefix = f"{arch}."
     arch_fields = {k.removeprefix(prefix): v for k, v in plain.items() if k.startswith(prefix)}
     fields = Fields(file, arch_fields)
     tokens = Fields(file, plain)
     shapes = {t.name: [int(n) for n in t.shape] for t in reader.tensors}
-    if arch_fields.get("expert_count"):
-        raise fields.wrong("is a mixture of experts, which is not supported")
     if len(shapes.get("token_embd.weight", ())) != 2:
         raise fields.wrong("holds no table `token_embd.weight`")
-    window = arch_fields.get("attention.sliding_window") or None
-    family = "mistral" if arch == "llama" and (window or "mistral" in name.lower()) else arch
-    if window and family != "mistral":
-        raise fields.wrong(f"a sliding window in the family {family} is not supported")
+    windowed = arch_fields.get("attention.sliding_window")
+    mistral = arch == "llama" and (windowed or "mistral" in name.lower())
+    family = by_name["mistral"] if mistral else by_arch[arch]
     heads = fields.integer("attention.head_count")
     hidden = fields.integer("embedding_length")
     head_dim = fields.integer("attention.key_length", max(hidden // heads, 1))
-    for key in ("attention.value_length", "rope.dimension_count"):
-        if (actual := fields.integer(key, head_dim)) != head_dim:
+    rotary_dim = fields.integer("rope.dimension_count", head_dim)
+    sizes = {"attention.value_length": fields.integer("attention.value_length", head_dim)}
+    sizes |= {} if family.partial else {"rope.dimension_count": rotary_dim}
+    for key, actual in sizes.items():
+        if actual != head_dim:
             raise fields.wrong(f"`{key}` is {actual}, heads have {head_dim}: not supported")
     trained = fields.integer("context_length")
     layers = fields.integer("block_count")
     if layers != (actual := len({m[1] for name in shapes if (m := BLOCK.match(name))})):
         raise fields.wrong(f"`block_count` is {layers}, the tensors are those of {actual} layers")
+    rope = _rope(fields, reader, trained, rotary_dim)
+    rope |= {PARTIAL: rotary_dim / head_dim} if rotary_dim != head_dim else {}
+    own = family.gguf_keys(fields, rope)
+    for key, meaning in MEANINGS.items():
+        if arch_fields.get(key) and meaning not in own:
+            raise fields.wrong(f"`{key}` of the architecture {arch} is not supported")
     biased = "blk.0.attn_q.bias" in shapes
     ends = {i for kind in ("eos", "eot") for i in tokens.ids(f"tokenizer.ggml.{kind}_token_id")}
-    return {
-        "architectures": [f"{family.capitalize()}ForCausalLM"],
-        "model_type": family,
+    config = {
+        "architectures": [f"{family.__name__.removesuffix('Text')}ForCausalLM"],
+        "model_type": family.name,
         "vocab_size": shapes["token_embd.weight"][-1],
         "hidden_size": hidden,
         "intermediate_size": fields.integer("feed_forward_length"),
@@ -241,31 +278,41 @@ def _config(file: Path, reader: GGUFReader, plain: dict[str, Any]) -> dict[str, 
         "num_attention_heads": heads,
         "num_key_value_heads": fields.integer("attention.head_count_kv", heads),
         "head_dim": head_dim,
-        "hidden_act": "silu",
+        "hidden_act": family.activation,
         "rms_norm_eps": fields.number("attention.layer_norm_rms_epsilon", 1e-6),
         TRAINED: trained,
-        "rope_parameters": _rope(fields, reader, trained, head_dim),
+        "rope_parameters": rope,
         "tie_word_embeddings": "output.weight" not in shapes,
-        **({"attention_bias": biased} if family in ("llama", "qwen3") else {}),
-        **({"sliding_window": window} if family == "mistral" else {}),
+        **({"attention_bias": biased} if family.qkv_bias == ATTENTION else {}),
         "bos_token_id": plain.get("tokenizer.ggml.bos_token_id"),
         "eos_token_id": sorted(ends) or None,
         "pad_token_id": plain.get("tokenizer.ggml.padding_token_id"),
+        **own,
     }
+    return family, config
 
 
-def _rope(fields: Fields, reader: GGUFReader, trained: int, head_dim: int) -> dict[str, Any]:
-    """The kind of RoPE scaling, or Llama 3's, of which the file has only the factors, a tensor."""
+def _rope(fields: Fields, reader: GGUFReader, trained: int, rotary_dim: int) -> dict[str, Any]:
+    """The kind of RoPE scaling; of Llama 3's and of `longrope` the file has factors, as tensors."""
     theta = fields.number("rope.freq_base", 10000.0)
     kind = fields.get("rope.scaling.type")
     rope: dict[str, Any] = {"rope_type": "default", "rope_theta": theta}
-    factors = next((t for t in reader.tensors if t.name == LLAMA3_FREQS), None)
-    if factors is not None:
-        actual = torch.tensor(factors.data, dtype=torch.float32).flatten()
+    tensors = {t.name: t for t in reader.tensors}
+    original = fields.integer("rope.scaling.original_context_length", trained)
+    if tensors.keys() & {*LONG_FACTORS.values()}:
+        for key, name in LONG_FACTORS.items():
+            if name not in tensors:
+                raise fields.wrong(f"holds no `{name}`")
+            rope[key] = torch.tensor(tensors[name].data, dtype=torch.float32).flatten().tolist()
+        scale = fields.get("rope.scaling.attn_factor")
+        rope |= {} if scale is None else {"attention_factor": scale}
+        return rope | {"rope_type": "longrope", ORIGINAL: original}
+    if LLAMA3_FREQS in tensors:
+        actual = torch.tensor(tensors[LLAMA3_FREQS].data, dtype=torch.float32).flatten()
         scaling = {"factor": max([1.0, *actual.tolist()]), "low_freq_factor": 1.0}
         scaling |= {"high_freq_factor": 4.0, ORIGINAL: 8192}
         plain, scaled = (
-            inverse_frequencies(RopeConfig(kind, theta, settings, 1 << 17), head_dim)[0]
+            inverse_frequencies(RopeConfig(kind, theta, settings, 1 << 17), rotary_dim)[0]
             for kind, settings in (("default", {}), ("llama3", scaling))
         )
         if actual.shape != plain.shape or not torch.allclose(actual, plain / scaled, rtol=1e-3):
@@ -276,5 +323,4 @@ def _rope(fields: Fields, reader: GGUFReader, trained: int, head_dim: int) -> di
     if kind not in ("linear", "yarn"):
         raise fields.wrong(f"rope scaling {kind!r} is not supported")
     rope |= {"rope_type": kind, "factor": fields.number("rope.scaling.factor", 1.0)}
-    original = fields.integer("rope.scaling.original_context_length", trained)
     return rope | ({ORIGINAL: original} if kind == "yarn" else {})

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from ..config import DecoderConfig, shape_fields
 from ..decoder import Decoder
-from ..drafters.config import STATES_KEY, TAPS_KEY
+from ..drafters.config import MEDUSA_BLOCK, STATES_KEY, TAPS_KEY
 from ..families import decoder_config
 from ..files import Fields, ModelError, cause_of, read_fields
 from .tokenizer import has_tokenizer, load_tokenizer, stop_ids
@@ -104,8 +104,10 @@ class Inspection:
         fields = read_fields(path)
         medusa = self.family == "medusa"
         if medusa:  # its config.json has no sizes, its tensors have
-            inner, hidden = entries(path)["0.0.linear.weight"].shape
-            ends = [e.shape[0] for n, e in entries(path).items() if "linear" not in n] or [inner]
+            stored = entries(path)
+            inner, hidden = next(e.shape for n, e in stored.items() if MEDUSA_BLOCK.fullmatch(n))
+            lasts = (e for n, e in stored.items() if "linear" not in n and "layers" not in n)
+            ends = [e.shape[0] for e in lasts if len(e.shape) == 2] or [inner]
             sizes = {"vocab_size": ends[0], "hidden_size": hidden, "intermediate_size": 1}
             fields = Fields(fields.path, {**sizes, "num_attention_heads": 1, **fields.values})
         section = fields.section("transformer_layer_config")
@@ -134,6 +136,7 @@ class Inspection:
             self.facts["block"] = f"{drafter.block_size}, mask token {drafter.mask_token_id}"
         if medusa:
             self.facts["heads"] = f"{drafter.config.heads}, {drafter.config.blocks} blocks each"
+            self.facts |= {"layout": "vLLM"} if drafter.config.vllm else {}
         if self.family in ("eagle", "medusa") or named:
             where = ", ".join(map(str, drafter.tap_ids)) if named else "the last, after its norm"
             self.facts["reads hidden states"] = where

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from ..config import DecoderConfig
 from ..decoder import Decoder, Share
-from ..drafters.config import dflash_config, eagle3_config, eagle_config
+from ..drafters.config import MEDUSA_BLOCK, dflash_config, eagle3_config, eagle_config
 from ..drafters.dflash import DFlashDraftModel, TargetEnds
 from ..drafters.eagle import EMBEDDING, LM_HEAD, Eagle, Eagle3, EagleHead
 from ..families import decoder_config
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from ..drafters.mtp import Mtp
 
 SINGLE = "model.safetensors"
+SINGLES = (SINGLE, "medusa_lm_head.safetensors")
 INDEX = "model.safetensors.index.json"
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 FLOATS = {"F64", "F32", "F16", "BF16"}
@@ -44,7 +45,8 @@ KINDS = {
     "dflash": "a DFlash drafter",
     "medusa": "heads of Medusa",
 }
-MAPS = {"d2t": {"I64", "I32"}, "t2d": {"BOOL"}}  # between vocabularies; all else is floats
+# Between vocabularies; all else is floats.
+MAPS = {"d2t": {"I64", "I32"}, "t2d": {"BOOL"}, "token_map": {"I64", "I32"}}
 
 Window = tuple[slice, ...]
 """The part of a stored tensor: of its rows, and of its columns if it has any."""
@@ -90,8 +92,9 @@ def weight_files(folder: Path) -> list[Path]:
     """The folder's safetensors files, in the order of their names; nothing is opened but JSON."""
     if not folder.is_dir():
         raise ModelError(folder, "is not a folder")
-    if (folder / SINGLE).is_symlink() or (folder / SINGLE).exists():
-        return [inside(folder, SINGLE)]
+    for name in SINGLES:
+        if (folder / name).is_symlink() or (folder / name).exists():
+            return [inside(folder, name)]
     if (folder / INDEX).exists():
         return [inside(folder, name) for name in sorted(set(_index(folder).values()))]
     if pickles := sorted(p for p in folder.iterdir() if p.suffix in PICKLES):
@@ -126,7 +129,7 @@ def entries(folder: Path) -> dict[str, StoredTensor]:
         if again := sorted(header.keys() & stored.keys()):
             raise ModelError(path, f"holds `{again[0]}`, and so does {stored[again[0]].path.name}")
         stored |= header
-    for name, file in _index(folder).items() if files[0].name != SINGLE else ():
+    for name, file in _index(folder).items() if files[0].name not in SINGLES else ():
         if name not in stored or stored[name].path.name != file:
             raise ModelError(folder / INDEX, f"puts `{name}` into {file}, which does not hold it")
     return stored
@@ -156,7 +159,7 @@ def model_hash(folder: Path) -> str:
 def kind_of(stored: Stored) -> str:
     """A key of KINDS, or an empty string. EAGLE-3's attention reads embeddings and features: twice
     the width. DFlash normalises queries and the target's features."""
-    if "0.0.linear.weight" in stored:
+    if any(map(MEDUSA_BLOCK.fullmatch, stored)):
         return "medusa"
     joined = stored.get("fc.weight")
     first = "layers.0.self_attn.q_proj.weight"
@@ -379,13 +382,24 @@ def load_medusa(
     folder: Path, target: Decoder, dtype: torch.dtype = torch.float32, device: Device = "cpu"
 ) -> "Medusa":
     """Heads of Medusa for one target, each with the target's head unless it has its own."""
-    from ..drafters.medusa import Medusa, medusa_config
+    from ..drafters.medusa import TOKEN_MAP, Medusa, medusa_config
 
-    stored = _read(folder, "medusa")
-    config = medusa_config(folder, stored, target.config)
+    stored = dict(_read(folder, "medusa"))
+    shapes = {name: entry.shape for name, entry in stored.items()}
+    config = medusa_config(folder, shapes, target.config)
     drafter = on_meta(config.path, lambda: Medusa(config, (target.num_layers,)))
-    drafter.borrow_((name for name in drafter.ends if name not in stored), target.lm_head.weight)
-    return _complete_(drafter, stored, target, place=(dtype, device))
+    if not config.draft_vocab:
+        stored.pop(TOKEN_MAP, None)
+    absent = [name for name in drafter.ends if name not in stored]
+    drafter.borrow_(absent, target.lm_head.weight)
+    _complete_(drafter, stored, target, place=(dtype, device))
+    if config.shared:
+        drafter.borrow_(absent, drafter.get_parameter(f"heads.0.{config.blocks}.weight"))
+    ids_D = drafter.token_map
+    if len(ids_D) and not ids_D.is_meta and not 0 <= ids_D.min() <= ids_D.max() < target.vocab_size:
+        reason = f"`{TOKEN_MAP}` leads out of the vocabulary of {target.vocab_size}"
+        raise ModelError(stored[TOKEN_MAP].path, reason)
+    return drafter
 
 
 def load_mtp(
@@ -396,7 +410,7 @@ def load_mtp(
 
     stored = {name: e for name, e in entries(folder).items() if name.startswith(FIRST)}
     if not stored:
-        raise ModelError(folder, f"holds no MTP layer, `{FIRST}*`")
+        raise ModelError(folder, f"holds no MTP layer, `{FIRST}*`, as the targets of MiMo do")
     config = mtp_config(decoder_config(folder))
     drafter = on_meta(config.path, lambda: Mtp(config))
     return _complete_(drafter, stored, target, place=(dtype, device))

@@ -13,7 +13,7 @@ from ..request import COMPLETE, Branch, Finish, Request, reason_of
 from ..round import Batch
 from ..scheduler import StepPlan
 from ..text.outline import Outline
-from ..text.prompts import PromptBook
+from ..text.prompts import PastTurn, PromptBook
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +62,12 @@ class Answer:
         """The texts of all answers that were drawn to this prompt (`limits.n`)."""
         is_single = self.outline is not None or len(self.sections) < 2
         return (self.text,) if is_single else tuple(section.text for section in self.sections)
+
+    @property
+    def turn(self) -> PastTurn:
+        """What a conversation continues behind; parts are encoded again, in reading order."""
+        outlined = self.outline is not None and bool(self.outline.points)
+        return PastTurn(self.question, self.text, () if outlined else self.sections[0].tokens)
 
 
 ANSWER = TypeAdapter(Answer)

@@ -28,6 +28,7 @@ NOT_RUN: dict[str, dict[str, int]] = {
     "docs/cluster_simulated.md": {"minutes": 1},
     "docs/concepts.md": {"other test": 1},
     "docs/embedded.md": {"checkout": 2},
+    "docs/drafters.md": {"models": 1},
     "docs/howto.md": {"minutes": 1, "models": 4, "network": 2},
     "docs/outlines.md": {"network": 1},
     "docs/performance.md": {"checkout": 5},

@@ -17,6 +17,7 @@ KINDS = {
     "eagle2": "--intermediate 32 --unroll 2",
     "eagle3": "--draft-vocabulary 256 --intermediate 32 --unroll 2",
     "dflash": "--layers 1 --intermediate 32 --num-anchors 8 --block-size 4",
+    "medusa": "--heads 2 --blocks 1",
     "vanilla": "--layers 1 --hidden 32 --intermediate 32 --heads 2",
 }
 

@@ -17,8 +17,9 @@ from specsot.engine.run.scoring import full_prefill
 from specsot.models.codes import INT4_GROUP, MAX_STEP, Int4, Int8, codes_of, quantised
 from specsot.models.decoder import Decoder
 from specsot.models.files import ModelError
-from specsot.models.integer import IntegerWeight, as_reference
+from specsot.models.integer import IntegerWeight
 from specsot.models.linear import Linear
+from specsot.models.load.reference import as_reference
 from specsot.models.load.weights import load_target
 from specsot.models.packed import Memory, PackedWeight, Team, compiles, integer_product
 

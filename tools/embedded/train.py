@@ -15,16 +15,17 @@ from specsot.engine.cli.options import parameters_of
 from specsot.engine.train.dflash import DFlashTrainer
 from specsot.engine.train.eagle import Eagle2Trainer, Eagle3Trainer
 from specsot.engine.train.loop import train_drafter
+from specsot.engine.train.medusa import MedusaTrainer
 from specsot.engine.train.settings import (
     DFlashTraining,
     Eagle2Training,
     Eagle3Training,
+    MedusaTraining,
     VanillaTraining,
 )
 from specsot.engine.train.vanilla import VanillaTrainer
 
 from .lessons import corpus_lessons
-from .medusa import MedusaTrainer, MedusaTraining
 from .target import TargetTraining, train_target
 
 app = typer.Typer(help="Train the embedded target and its drafters.", no_args_is_help=True)

@@ -120,7 +120,7 @@ def test_models_are_loaded_once_and_the_target_says_the_next_token(found: Compar
     one, two, three, four = [side.session.models for side in found.sides]
     assert one is three and two is four
     assert one.target is two.target and one.drafter is None and two.drafter is not None
-    side, request = found.sides[1], found.rounds[0].runs["B"].request
+    side, request = found.sides[1], found.rounds[0].runs["B"].requests[0]
     for branch, context in contexts(request, side.session.prompts):
         if branch.matcher is None:
             scores_V = next_scores(side.session.models, branch, context, 4)
@@ -130,7 +130,7 @@ def test_models_are_loaded_once_and_the_target_says_the_next_token(found: Compar
 def test_figures_of_a_prompt_are_those_of_a_run_of_its_own(found: Comparison, judge: Judge) -> None:
     run = found.rounds[1].runs["D"]
     meter = run.meter
-    assert meter.tokens == sum(len(branch.tokens) for branch in run.request.all_branches())
+    assert meter.tokens == sum(len(branch.tokens) for branch in run.requests[0].all_branches())
     assert meter.visits["prefill"] == 1 and meter.forwards == meter.visits["verify"] + 1
     assert meter.tau_step > 1
     assert counted_figures(meter)["padding_waste"] == meter.padding / meter.rows
@@ -169,7 +169,7 @@ def test_a_planted_difference_is_found_at_its_place(
     judge: Judge,
     monkeypatch: Patch,
 ) -> None:
-    request = found.rounds[0].runs[side].request
+    request = found.rounds[0].runs[side].requests[0]
     changed = request.root if branch == "outline" else request.branches[int(branch) - 1]
     own = [*changed.tokens]
     monkeypatch.setattr(changed, "tokens", tokens(own))
@@ -199,7 +199,7 @@ def test_a_planted_difference_is_found_at_its_place(
 def test_a_near_tie_is_no_failure_and_another_prompt_is_one(
     found: Comparison, judge: Judge, monkeypatch: Patch
 ) -> None:
-    request = found.rounds[0].runs["D"].request
+    request = found.rounds[0].runs["D"].requests[0]
     branch = request.branches[0]
     with monkeypatch.context() as patch:
         patch.setattr(bench_sides, "TIE", 1e9)

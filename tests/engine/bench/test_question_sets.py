@@ -11,6 +11,8 @@ import yaml
 from helpers.commands import bench_command
 from transformers import AutoTokenizer
 
+from specsot.engine.bench.comparison import compare_jobs, document_of
+from specsot.engine.bench.experiment import experiment_of_sides, prepare_experiment
 from specsot.engine.bench.quality import scores_of
 from specsot.engine.bench.question_sets import (
     PUBLISHED,
@@ -25,6 +27,7 @@ from specsot.engine.errors import Code, UsageError
 from specsot.engine.prepare.options import BenchOptions, RunOptions, SetName
 from specsot.states.phases.merge import Answer, Section
 from specsot.states.text.outline import Outline
+from specsot.states.text.tokens import PromptError
 
 Patch = pytest.MonkeyPatch
 Output = pytest.CaptureFixture[str]
@@ -92,7 +95,8 @@ def test_every_format_is_read(name: SetName) -> None:
     assert [prompt.text for prompt in prompts.items] == texts and SETS.keys() == LINES.keys()
     keys = [str(line.get("question_id", line.get("task_id", n))) for n, line in enumerate(lines, 1)]
     assert [prompt.key for prompt in prompts.items] == list(questions) == keys
-    assert ["only the first turn" in note for note in prompts.notes] == [True] * ("-" in name)
+    later = [tuple(line.get("turns", [""])[1:]) for line in lines]
+    assert [question.later for question in questions.values()] == later and not prompts.notes
     packed = read_questions(name, written(lines, "q.jsonl.gz"))
     assert packed[0].items == prompts.items and packed[1] == questions
 
@@ -290,7 +294,7 @@ def test_a_set_is_measured_as_in_the_papers(quick: RunOptions, capsys: Output) -
     options = replace(embedded, prompts=written(LINES["mt-bench"]))
     asked = BenchOptions(("eagle", "bim_eagle"), set_of="mt-bench", repeats=1, out=Path("kept"))
     assert bench_command(asked, options) == Code.OK
-    out, err = capsys.readouterr()
+    out, _ = capsys.readouterr()
     result = json.loads(Path("kept/result.json").read_text())
     assert result["experiment"]["set_of"] == "mt-bench" == result["experiment"]["name"]
     plain, eagle, outlined = result["rows"].values()
@@ -310,11 +314,46 @@ def test_a_set_is_measured_as_in_the_papers(quick: RunOptions, capsys: Output) -
         assert "published by papers, not measured here:" in text
         assert "DFlash (arXiv 2602.06036), table 1" in text and "ms to last token" in text
         assert "answers, without a judge:" in text
-    assert "q.jsonl: only the first turn of each question is asked" in err
     # The questions of another set are others.
     again = replace(asked, set_of="spec-bench")
     assert bench_command(again, options) == Code.USAGE
     assert "holds a comparison with other" in capsys.readouterr().err
+
+
+def test_later_turns_follow_the_own_answer_in_reading_order(quick: RunOptions) -> None:
+    options = replace(quick, model=None, drafter_model=None, max_new_tokens=8)
+    sides = ["autoregressive", "eagle", "bim_plain", "bim_eagle"]
+    experiment = experiment_of_sides("turns", sides, set_of="mt-bench", repeats=1)
+    prompts = written(LINES["mt-bench"][:2])
+    prepared = prepare_experiment(experiment, replace(options, prompts=prompts))
+    found = compare_jobs(prepared)
+    for one, line in zip(found.rounds, LINES["mt-bench"], strict=False):
+        for side in found.sides:
+            run, book = one.runs[side.letter], side.session.prompts
+            first, second = run.requests
+            assert (first.question, second.question) == line["turns"]
+            branches = [*first.all_branches(), *second.all_branches()]
+            assert run.meter.tokens == sum(len(branch.tokens) for branch in branches)
+            assert run.last_token > run.meter.seconds * 0.5e9 and run.kv["held"] > 0
+            texts = [book.decode(branch.tokens).strip() for branch in first.branches]
+            before = book.decode([*second.prefix, *second.tail])
+            places = [before.index(text) for text in (line["turns"][0], *texts, second.question)]
+            assert places == sorted(places) and second.question not in book.decode(first.tail)
+            if side.title in sides[:2]:  # as the model wrote it, not encoded again
+                ids, answer = [*second.prefix, *second.tail], first.branches[0].tokens
+                assert any(ids[n : n + len(answer)] == answer for n in range(len(ids)))
+        names = [branch.branch for branch in one.results["D"]]
+        assert names[0] == "outline" and "outline of turn 2" in names and "1 of turn 2" in names
+        assert {str(b.result) for results in one.results.values() for b in results} == {"equal"}
+    assert [b.branch for b in found.rounds[0].results["B"]] == ["1", "1 of turn 2"]
+    (plain, eagle, *_) = document_of(found, prepared)["rows"].values()
+    assert plain["figures"]["tokens"] == eagle["figures"]["tokens"]
+    # The first turns alone are another measurement.
+    alone = written([{**line, "turns": line["turns"][:1]} for line in LINES["mt-bench"][:2]])
+    other = prepare_experiment(experiment, replace(options, prompts=alone))
+    assert compare_jobs(other).setup["prompts"] != found.setup["prompts"]
+    with pytest.raises(PromptError, match=r"q.jsonl:1: the prompt is blank"):
+        read_questions("mt-bench", written([turns(81, "writing", "Describe a harbour.", " ")]))
 
 
 @pytest.mark.parametrize(

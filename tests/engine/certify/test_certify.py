@@ -297,7 +297,7 @@ def test_a_token_that_is_not_the_targets_own_a_stop_inside_and_a_wrong_length_ar
     made = bench("autoregressive")
     side = made.side(made.changed(texts.GREEDY, tokens=8))
     (one,) = made.answers([side], made.prompts[:1])
-    branch, context = next(iter(contexts(one.runs["A"].request, side.session.prompts)))
+    branch, context = next(iter(contexts(one.runs["A"].requests[0], side.session.prompts)))
     tally = made.tally()
     tally.hold_branch(branch, context, None)
     assert tally.good and tally.tokens == len(branch.tokens)

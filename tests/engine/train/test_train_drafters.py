@@ -36,6 +36,7 @@ LOADERS = {
     "eagle2": loading.load_eagle,
     "eagle3": loading.load_eagle3,
     "dflash": loading.load_dflash,
+    "medusa": loading.load_medusa,
     "vanilla": loading.load_vanilla,
 }
 
@@ -86,6 +87,18 @@ def test_a_drafter_is_trained_and_loads(kind: str, inputs: list[str], tmp_path: 
             assert (out / name).read_bytes() == (Path(inputs[1]) / name).read_bytes()
         config = json.loads((out / "config.json").read_text())
         assert config["dtype"] == "bfloat16" and config["eos_token_id"] == 2
+
+
+def test_medusas_heads_learn_the_tokens_after_the_next(inputs: list[str], tmp_path: Path) -> None:
+    """They start as the target's own head, which knows the next token alone."""
+    settings = [*SMALL.split(), *KINDS["medusa"].split(), "--lr", "0.03", "--steps", "12"]
+    for own in ([], ["--own-heads"]):
+        out = tmp_path / f"medusa{len(own)}"
+        assert run("medusa", *inputs, "--out", str(out), *settings, *own)[0] == 0
+        losses = [line["loss"] for line in log_of(tmp_path / f"{out.name}.run")]
+        assert sum(losses[-3:]) < 0.9 * sum(losses[:3])
+        names = load_file(out / "model.safetensors").keys()
+        assert ("1.1.weight" in names) == bool(own) and "1.0.linear.bias" in names
 
 
 def test_the_embedded_drafters_are_what_the_documents_say() -> None:

@@ -1,12 +1,13 @@
 """Medusa's heads against the published arithmetic in plain torch, and how their files are read."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 import torch
 from helpers.tiny import Spoil, config, drop, write_tiny_medusa, write_tiny_target
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import nn
 
 from specsot.models.files import ModelError
@@ -45,6 +46,73 @@ def test_heads_compute_what_the_published_ones_do(folders: tuple[Path, Path]) ->
             x_RH = x_RH + inner * torch.sigmoid(inner)
         expected_RV = x_RH @ tensors[f"{head}.2.weight"].t()
         assert torch.allclose(logits_RDV[:, head], expected_RV, atol=1e-5)
+
+
+NAMES = {
+    "vLLM": {r"(\d)\.(\d)\.linear": r"blocks.\1.layers.\2", r"^(\d)\.2\.": r"lm_heads.\1."},
+    "vLLM, a prefix": {
+        r"^(\d)\.2\.": r"medusa_heads.lm_heads.\1.",
+        r"^(\d)\.(\d)\.linear": r"medusa_heads.blocks.\1.layers.\2",
+    },
+    "a whole model's": {r"^": "medusa_head."},
+}
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("layout", NAMES)
+def test_other_layouts_are_the_same_heads(layout: str, folders: tuple[Path, Path]) -> None:
+    target = load_target(folders[0])
+    hidden_RH = torch.randn(4, target.hidden_size, generator=torch.Generator().manual_seed(1))
+    expected_RDV = load_medusa(folders[1], target)(hidden_RH)
+    file = folders[1] / "model.safetensors"
+    tensors = load_file(file)
+    for pattern, name in NAMES[layout].items():
+        tensors = {re.sub(pattern, name, key): value for key, value in tensors.items()}
+    save_file(tensors, folders[1] / "medusa_lm_head.safetensors")
+    file.unlink()
+    config(num_heads=5, num_hidden_layers=2, medusa_fc_bias=True, medusa_num_heads=5)(folders[1])
+    drafter = load_medusa(folders[1], target)
+    assert torch.equal(drafter(hidden_RH), expected_RDV)
+    assert set(drafter.published()) == set(tensors) and not drafter.notes
+    seen = inspect_model(folders[1])
+    assert seen.kind == "drafter" and seen.facts["heads"] == "5, 2 blocks each"
+    assert seen.facts["layout"] == ("vLLM" if "vLLM" in layout else "FasterDecoding")
+    assert not seen.problems
+
+
+@torch.inference_mode()
+def test_vllms_heads_share_a_product_and_draft_some_tokens(folders: tuple[Path, Path]) -> None:
+    target = load_target(folders[0])
+    draw = torch.Generator().manual_seed(2)
+    size, ids_D = target.hidden_size, torch.tensor([3, 0, 77, 128])
+    blocks = {
+        f"blocks.{h}.layers.0.weight": torch.randn(size, size, generator=draw) for h in (0, 1)
+    }
+    last_DH = torch.randn(4, size, generator=draw)
+    made = folders[0].parent / "vllm"
+    made.mkdir()
+    tensors = {**blocks, "lm_heads.0.weight": last_DH, "token_map": ids_D}
+    save_file(tensors, made / "model.safetensors")
+    told = {"num_heads": 2, "num_hidden_layers": 1, "original_lm_head": True}
+    told |= {"truncated_vocab_size": 4, "vocab_size": target.vocab_size}
+    (made / "config.json").write_text(json.dumps(told))
+    drafter = load_medusa(made, target)
+    hidden_RH = torch.randn(3, size, generator=draw)
+    logits_RDV = drafter(hidden_RH)
+    assert logits_RDV.shape == (3, 2, target.vocab_size)
+    for head in (0, 1):
+        inner = nn.functional.linear(hidden_RH, blocks[f"blocks.{head}.layers.0.weight"])
+        expected_RD = (hidden_RH + nn.functional.silu(inner)) @ last_DH.t()
+        assert torch.allclose(logits_RDV[:, head, ids_D], expected_RD, atol=1e-4)
+    assert int(logits_RDV.isfinite().sum()) == 3 * 2 * 4
+    assert not inspect_model(made).problems
+    # With a product over all tokens the map is not needed.
+    own = {f"lm_heads.{head}.weight": target.lm_head.weight.clone() for head in (0, 1)}
+    save_file({**blocks, **own, "token_map": ids_D}, made / "model.safetensors")
+    assert load_medusa(made, target)(hidden_RH).isfinite().all()
+    save_file({**tensors, "token_map": ids_D + 9}, made / "model.safetensors")
+    with pytest.raises(ModelError, match="`token_map` leads out of the vocabulary of 130"):
+        load_medusa(made, target)
 
 
 def test_heads_without_a_product_have_the_targets(folders: tuple[Path, Path]) -> None:

@@ -1,6 +1,7 @@
 """MiMo as a target, and its MTP layer against the published arithmetic in plain torch."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,11 +14,17 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers.models.qwen2.modeling_qwen2 import Qwen2Config, Qwen2ForCausalLM
 
+from specsot.engine.certify import reference, texts
+from specsot.engine.certify.certificate import bench_of, prepared_job
+from specsot.engine.cli.main import main
+from specsot.engine.errors import Code
+from specsot.engine.prepare.options import RunOptions
 from specsot.engine.run.session import open_session
 from specsot.models.files import ModelError
 from specsot.models.load.inspect import inspect_model
 from specsot.models.load.weights import load_mtp, load_target
 
+Patch = pytest.MonkeyPatch
 IDS = torch.tensor([5, 17, 40, 0, 99, 3, 64, 12])
 OWN_CODE = {"AutoConfig": "configuration_mimo.MiMoConfig", "AutoModelForCausalLM": "m.MiMo"}
 EPS = 1e-6
@@ -118,6 +125,33 @@ def test_a_run_reads_it_from_the_targets_folder(folder: Path) -> None:
         run = support.drive(support.start(session, ["w5 w17 w40"]))
         found.append([branch.tokens for branch in support.branches_of(run)])
     assert found[0] == found[1] and len(found[0][0]) == 6
+
+
+def test_greedy_and_drawn_texts_are_certified(folder: Path, monkeypatch: Patch) -> None:
+    """The reference is transformers' Qwen2: the folder's own code is not executed."""
+    write_tiny_tokenizer(folder)
+    few = {"prompts": 2, "tokens": 8, "drawn_prompts": 1, "seeds": 1, "drawn_tokens": 6}
+    monkeypatch.setattr(reference, "QUICK", replace(reference.QUICK, **few))
+    (folder.parent / "q.txt").write_text("How do bees make honey?\nWhat is a lake?\n")
+    asked = RunOptions(
+        prompts=folder.parent / "q.txt",
+        model=str(folder),
+        sets=("drafter.kind=mtp",),
+        threads=1,
+    )
+    bench = bench_of(prepared_job("eagle", asked), True, lambda text: None)
+    checks = [*texts.greedy_checks(bench), *texts.sampled_checks(bench)]
+    assert len(checks) == 7 and all(check.passed for check in checks)
+
+
+def test_a_target_without_the_layer_is_an_error_with_the_code_of_models(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["run", "eagle", "--set", "drafter.kind=mtp", "How?"])
+    assert ended.value.code == Code.MODEL
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "embedded/target: holds no MTP layer, `model.mtp_layers.0.*`, as the targets of" in line
 
 
 def test_what_a_folder_can_draft_with(folder: Path) -> None:

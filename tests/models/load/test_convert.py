@@ -224,7 +224,28 @@ def ours(folder: Path) -> Tensor:
     return run.forward(torch.tensor(IDS), 0).logits_RV
 
 
+LINEAR = {"rope_type": "linear", "factor": 2.0}
+DEEP = {"num_hidden_layers": 6}
+EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+LONGROPE = {
+    "rope_type": "longrope",
+    "partial_rotary_factor": 0.75,
+    "short_factor": [1.0, 1.1, 1.2, 1.3, 1.4, 1.5],
+    "long_factor": [1.0, 2.0, 3.0, 4.0, 5.0, 6.0],
+    "original_max_position_embeddings": 32,
+}
+GEMMA = {**DEEP, "query_pre_attn_scalar": 16, "sliding_window": 4, "hidden_size": 48}
+OTHERS: dict[str, tuple[str, dict[str, Any]]] = {
+    "gemma3": ("gemma3_text", {**GEMMA, "tie_word_embeddings": True}),
+    "gemma3, linear": ("gemma3_text", {**GEMMA, "tie_word_embeddings": True, "rope": LINEAR}),
+    "phi3": ("phi3", {"sliding_window": 4}),
+    "phi 4 mini": ("phi3", {"rope": LONGROPE, "tie_word_embeddings": True}),
+    "olmo2": ("olmo2", {}),
+    "qwen3moe": ("qwen3_moe", {**EXPERTS, "norm_topk_prob": True}),
+    "smollm3": ("smollm3", {**DEEP, "tie_word_embeddings": True}),
+}
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    **OTHERS,
     **{family: (family, {}) for family in FAMILIES},
     **{f"{family}, tied": (family, {"tie_word_embeddings": True}) for family in FAMILIES},
     "llama 3's angles": ("llama", {"rope": LLAMA3}),
@@ -237,6 +258,13 @@ def test_the_logits_are_those_of_the_model_it_was_made_of(case: str, tmp_path: P
     model = tiny(family, **more)
     out = converted(write_gguf(tmp_path / "m.gguf", model))
     assert (ours(out) - logits_of(model)).abs().max() < 1e-4
+    model.save_pretrained(tmp_path / "published")
+    published, read = (load_file(each / WEIGHTS) for each in (tmp_path / "published", out))
+    assert published.keys() == read.keys()
+    for name, values in published.items():  # norms that were written with 1 added are rounded
+        assert torch.allclose(read[name], values, rtol=0, atol=2e-7), name
+    again: Any = AutoModelForCausalLM.from_pretrained(out, dtype=torch.float32)
+    assert (logits_of(again) - logits_of(model)).abs().max() < 1e-4
     assert config(out)["model_type"] == family
     assert config(out)["tie_word_embeddings"] == more.get("tie_word_embeddings", False)
     tokenizer = AutoTokenizer.from_pretrained(out)
@@ -280,11 +308,16 @@ def refused(file: Path) -> str:
 def test_other_families_are_named(tmp_path: Path) -> None:
     model = tiny("qwen2")
     reason = refused(write_gguf(tmp_path / "m.gguf", model, arch="gemma"))
-    assert reason == "is of the family 'gemma', not one of: llama, mistral, qwen2, qwen3"
+    known = "gemma3, llama, olmo2, phi3, qwen2, qwen3, qwen3moe, smollm3"
+    assert reason == f"is of the architecture 'gemma', not one of: {known}"
 
 
 EDITS: dict[str, tuple[Callable[[Any], None], str]] = {
-    "experts": (lambda w: w.add_expert_count(4), "mixture of experts"),
+    "experts": (lambda w: w.add_expert_count(4), "`expert_count` of the architecture llama"),
+    "capped logits": (
+        lambda w: w.add_final_logit_softcapping(30.0),
+        "`final_logit_softcapping` of the architecture llama is not supported",
+    ),
     "half a rotation": (lambda w: w.add_rope_dimension_count(8), "`rope.dimension_count` is 8"),
     "another scaling": (
         lambda w: w.add_string("llama.rope.scaling.type", "longrope"),

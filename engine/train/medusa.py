@@ -1,30 +1,17 @@
 """Training of Medusa's heads (arXiv 2401.10774): the cross-entropy of each head with the tokens
 that it shall draft, with a lower weight for later heads."""
 
-from dataclasses import dataclass
-from pathlib import Path
-
 import torch
 import torch.nn.functional as F
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from specsot.engine.prepare.options import option
-from specsot.engine.train.data import GOLD, TrainingBatch
-from specsot.engine.train.dataset import HeldOutPrompt
-from specsot.engine.train.eagle import shift
-from specsot.engine.train.loop import LossReport, Trainer, replace_files, write_json
-from specsot.engine.train.settings import DrafterTraining
-from specsot.engine.train.teacher import Teacher
-from specsot.models.drafters.medusa import Medusa, MedusaConfig
-
-
-@dataclass(frozen=True, kw_only=True)
-class MedusaTraining(DrafterTraining):
-    heads: int = option(3, "Drafted levels; published: 5.", min=1)
-    blocks: int = option(2, "Residual blocks of a head; published: 1.", min=1)
-    decay: float = option(0.8, "Weight of a head over the one before.", min=0.0)
-    own_heads: bool = option(False, "Products of their own, as published, not the target's head.")
+from ...models.drafters.medusa import Medusa, MedusaConfig
+from .data import GOLD, TrainingBatch
+from .dataset import HeldOutPrompt
+from .eagle import shift
+from .loop import LossReport, Trainer
+from .settings import MedusaTraining
+from .teacher import Teacher
 
 
 class MedusaTrainer(Trainer):
@@ -84,9 +71,3 @@ class MedusaTrainer(Trainer):
             after_S = ids_S[head + 2 :]  # row j drafts after the root token j + 1
             right_SD[1 : len(after_S) + 1, head] = drafts_S[: len(after_S)] == after_S
         return right_SD
-
-    def export(self, out: Path) -> None:
-        tensors = {n: v.detach().cpu().bfloat16() for n, v in self.model.published().items()}
-        with replace_files(out) as folder:
-            save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-            write_json(self.model.config.to_json(), folder / "config.json")
