@@ -91,12 +91,14 @@ class Turns(Spec):
 
 
 class Example(Spec):
-    """A conversation before the question that shows an outline and a part."""
+    """A conversation before the question that shows an outline and a part. short: its text where
+    parts are short."""
 
     question: Text
     titles: Annotated[tuple[Text, ...], Field(min_length=1, max_length=64)]
     part: Annotated[Int, Field(ge=1, le=64)]
     text: Text
+    short: Text | None = None
 
 
 class Template(Spec):
@@ -139,6 +141,11 @@ class Template(Spec):
             pair = getattr(self, name)
             branch = pair.branch.replace("{size}", words)
             changed[name] = pair.model_copy(update={"branch": branch})
+        if part == "short":
+            changed["examples"] = tuple(
+                example.model_copy(update={"text": example.short or example.text})
+                for example in self.examples
+            )
         return self.model_copy(update=changed)
 
 

@@ -397,6 +397,18 @@ def test_the_example_in_the_instructions_is_an_outline() -> None:
     assert (outline.status, outline.skipped, outline.mended) == ("ok", (), ())
 
 
+def test_examples_of_short_parts_are_short() -> None:
+    template = load_template("list")
+    short, paragraph = template.sized("short"), template.sized("paragraph")
+    assert [one.text for one in paragraph.examples] == [one.text for one in template.examples]
+    pairs = zip(short.examples, paragraph.examples, strict=True)
+    assert all(2 * len(brief.text) < len(long.text) for brief, long in pairs)
+    prompts = PromptBook(tokenizer_of("chatml"), template, part="short")
+    text = shown(prompts.skeleton("Why?")[0])
+    assert all(one.text in text for one in short.examples)
+    assert all(one.text not in text for one in paragraph.examples)
+
+
 def test_a_template_of_ones_own(tmp_path: Path) -> None:
     template = load(tmp_path, GOOD.replace("Answer directly.", "Just {{answer}}."))
     prompts = PromptBook(tokenizer_of("chatml"), template)
