@@ -1,7 +1,5 @@
 """Ctrl-C and SIGTERM end the program with one line and an exit code at any time. No handler raises
-an exception while specsot computes: one that is raised in a destructor, in a callback of a library
-or in some imports is swallowed, and the program would go on. A loop that has results asks
-`StopSignal`; elsewhere the handler itself ends the process."""
+an exception while specsot computes: in a destructor or a callback of a library it is swallowed."""
 
 import gc
 import os

@@ -1,8 +1,5 @@
-"""`specsot compare`, `sweep` and `bench`: prompts through several sides, and what they show.
-
-A comparison is an experiment of graphs, a sweep one of a graph's settings, each prompt once.
-`bench` repeats, and compares with a baseline; `bench --tune` measures the settings of a drafter one
-after another. Nothing here imports torch before the command line is checked."""
+"""`specsot compare`, `sweep` and `bench`: experiments of graphs, of the settings of one graph, and
+repeated ones. torch is imported once the command line is checked."""
 
 import json
 from collections.abc import Mapping, Sequence

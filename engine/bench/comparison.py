@@ -1,7 +1,5 @@
-"""Rounds of prompts through sides, and their result as plain data.
-
-A round is one prompt through every side. It is saved in a folder that a later call completes; half
-of one never is: its other half would be measured in another state of the machine."""
+"""Rounds of prompts through sides, and their result as plain data. Half of a round is never saved:
+its other half would be measured in another state of the machine."""
 
 import json
 import shlex

@@ -1,8 +1,5 @@
-"""Other programs as sides: `generate` of transformers, and llama.cpp.
-
-Their answers become requests of ours, so that the same comparison of tokens covers them.
-llama.cpp (llama-cpp-python, optional) takes and returns token ids. Its weights are written into a
-GGUF file first; those of a quantised side in llama.cpp's own codes, Q8_0 or Q4_0."""
+"""Other programs as sides: `generate` of transformers, and llama.cpp (llama-cpp-python, optional),
+for which the weights are written into a GGUF file. Their answers become requests of ours."""
 
 from collections import Counter
 from collections.abc import Callable, Sequence

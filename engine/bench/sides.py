@@ -1,8 +1,6 @@
 """The sides of a comparison: their models, one run of a prompt by each, its costs, and whether they
-gave the same tokens where they promise to.
-
-Two branches are compared where both were decoded behind the same token ids. A branch whose context
-already differs follows from a difference that is counted where it first occurs."""
+gave the same tokens where they promise to. Only branches behind the same token ids are compared:
+another context follows from a difference that is counted where it first occurs."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -1,9 +1,8 @@
 """The structural gates: what broke earlier systems, tried on the graph's own layout and drafter.
 
-All runs are greedy unless a gate sets otherwise, on a given outline of four parts, or on four
-requests where a graph has no skeleton. The first run has no stop ids; the expected answers of the
-others follow from its own. After every phase the pools are checked, and the drafter's rows: a stale
-one changes no token, it only makes drafts worse, so no comparison of answers can find it."""
+The expected answers of most runs follow from those of the first one, which has no stop ids. After
+every phase the pools are checked, and the drafter's rows: a stale one changes no token, so that no
+comparison of answers can find it."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -1,6 +1,4 @@
-"""What the checks of a certificate share: the graph with other settings, its models, transformers.
-
-Everything runs through the graph's ops on its models; only settings change, as by `--set`."""
+"""What the checks of a certificate share: a graph with other settings, its models, transformers."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy

@@ -1,8 +1,7 @@
 """Whole answers, greedy and sampled: every branch holds the tokens that transformers decodes.
 
-Sampled text is that of ``accept: match``: one seed gives one text. The twin of a graph has no
-drafter. Its tokens are compared with transformers' logits under the processors and random numbers
-of the ops, the graph's tokens with the twin's."""
+Sampled text (``accept: match``) is compared with that of the graph's twin, which has no drafter,
+and the twin's with transformers' logits under the processors and random numbers of the ops."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence

@@ -1,6 +1,4 @@
-"""`specsot verify-run`: a finished run's tokens compared with plain transformers.
-
-No decoding of specsot is involved: ids come from the run's files, logits from transformers."""
+"""`specsot verify-run`: token ids from the files of a run, held to logits of plain transformers."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass

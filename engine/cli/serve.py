@@ -1,7 +1,4 @@
-"""`specsot serve`: graphs behind OpenAI's API, and a page where one sees answers being decoded.
-`specsot view`: a kept run on that page, forwards and back, at any speed.
-`specsot cluster up | status | down`: workers on this machine that stay, models loaded.
-`specsot cluster scale`: how many replicas a server with --workers has."""
+"""`specsot serve`, `view`, and `cluster up | status | scale | down`."""
 
 import asyncio
 from collections.abc import Mapping

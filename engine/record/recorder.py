@@ -1,8 +1,5 @@
-"""The sink of a run: folds its events into a `RunView`, writes the lines of trace.jsonl (keys:
-docs/cli.md), serves snapshots.
-
-It reads host integers only. Snapshots are made on the run's own thread, and only if a viewer
-requested one since the last event; a viewer never touches the run."""
+"""The sink of a run: folds its events into a `RunView`, writes trace.jsonl (keys: docs/cli.md), and
+makes snapshots on the run's own thread, if a viewer requested one since the last event."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict

@@ -1,7 +1,4 @@
-"""The state of a run as viewers show it, folded from its events, live or read from trace.jsonl.
-
-`RunView` is the one state behind the live view, the step view, the replay player and the page's
-playback; its immutable copies are `Snapshot`s."""
+"""The state of a run as viewers show it, folded from its events, live or read from trace.jsonl."""
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping

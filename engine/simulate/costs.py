@@ -1,7 +1,5 @@
-"""Step costs of a simulation: a linear model, fitted to the traces of real runs; and collectives.
-
-A collective takes a constant, a delay for each of its steps round the ring, and its bytes over the
-bandwidth, as in NCCL's own model. docs/cluster_simulated.md has the sources of the numbers."""
+"""Step costs of a simulation: a linear model, fitted to the traces of real runs; and collectives as
+in NCCL's own model. docs/cluster_simulated.md has the sources of the numbers."""
 
 import json
 import random

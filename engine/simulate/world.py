@@ -1,7 +1,5 @@
-"""A run without a model: requests of known lengths, the real scheduler, a simulated clock.
-
-Request table, admission, scheduler, radix tree, pool (without data) and preemption are those of a
-run. The results of a forward are not computed, and the clock moves by the cost of the step."""
+"""A run without a model: requests of known lengths, the real scheduler, and a clock that moves by
+the cost of each step."""
 
 import json
 import random

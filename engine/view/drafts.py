@@ -1,7 +1,5 @@
-"""The panel of drafts: the last tree or chain of each branch, with the outcome of every token.
-
-A tree grows from left to right: the root at the left, a column for each depth, the accepted path
-in the first line. Marks repeat what colours say."""
+"""The panel of drafts: the last tree or chain of each branch, from left to right, the accepted path
+first. Marks repeat what colours say."""
 
 from collections.abc import Sequence
 from itertools import zip_longest

@@ -1,6 +1,4 @@
-"""Panels of the live view: states, trace, branches, requests, sequence, figures.
-
-Pure functions of a snapshot's parts and of the width and height in cells."""
+"""Panels of the live view, as functions of a snapshot's parts and of the size in cells."""
 
 from collections.abc import Mapping, Sequence
 from typing import TypeVar

@@ -1,6 +1,4 @@
-"""`--step` and `--break`: a run halts before a transition and shows its values, page by page.
-
-Reading values waits for the device; the run's time excludes it."""
+"""`--step` and `--break`: a run halts before a transition and shows its values, page by page."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field

@@ -1,8 +1,5 @@
-"""A run on a terminal: the live view, the replay player, and single keys.
-
-A frame is a function of a snapshot. The live view draws the recorder's last one in a separate
-thread, at most eight times per second; it shares the processor with the run, so frames that are
-slow to draw are drawn less often."""
+"""A run on a terminal: the live view, the replay player, and single keys. The live view shares the
+processor with the run, so frames that are slow to draw are drawn less often."""
 
 import os
 import select

@@ -1,7 +1,5 @@
-"""Placement of requests and branches on workers, as functions of host integers.
-
-Work is counted in tokens to be written; a token to be read counts a sixteenth of that, as in the
-scheduler's policies. No function looks at all workers: heaps hold those with the least work, and an
+"""Placement of requests and branches on workers, as functions of host integers. Work is counted in
+tokens to be written. No function looks at all workers: heaps hold those with the least work, and an
 index those that have the rows of a prompt's beginning."""
 
 from bisect import bisect_left

@@ -1,8 +1,5 @@
-"""The process of a worker: the engines of a server, or those of a run.
-
-In a server's process one thread reads messages, one tokenizes for `/tokenize`, and one drives all
-engines in turn. Several graphs share one target, which is loaded once; each has its own drafter and
-pools. A request goes from its message to the engine, and back to text, without its stop text."""
+"""The process of a worker: the engines of a server, or those of a run. Graphs of a server share one
+target, which is loaded once. One thread reads messages, one tokenizes, one drives all engines."""
 
 import os
 import socket

@@ -1,7 +1,5 @@
-"""The router of a server: one engine process or several replicas, and which of them gets what.
-
-A request whose replica is lost continues in another one behind the last tokens that are known, and
-its client sees one stream: tokens do not depend on the replica that writes them."""
+"""The router of a server: one engine process or several replicas, and which of them gets what. A
+request whose replica is lost continues in another one, and its client sees one stream."""
 
 import asyncio
 import itertools

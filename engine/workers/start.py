@@ -1,6 +1,4 @@
-"""What `specsot serve` and `specsot run --workers` start: checked jobs, workers and their users.
-
-Ray and torch are imported only by the functions that need them."""
+"""What `specsot serve` and `specsot run --workers` start: checked jobs, workers and their users."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager

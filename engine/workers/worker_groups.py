@@ -1,6 +1,5 @@
-"""The workers of a run: loaded, joined in process groups, replaced when lost.
-
-Its user is not asynchronous: every call that waits runs the event loop of the workers."""
+"""The workers of a run: loaded, joined in process groups, replaced when lost. Their user is not
+asynchronous: every call that waits runs the event loop of the workers."""
 
 import asyncio
 from collections import Counter, deque

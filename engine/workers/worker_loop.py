@@ -1,13 +1,11 @@
 """A worker of a run: it executes orders between the steps of its engines.
 
-Workers that compute together must start the same requests at the same step, as each of them decides
-for itself all that follows from logits. So orders that concern several workers are sent to all in
-one order, and before a common step the first rank says how many of these it has: every rank takes
-exactly that many.
+Each of the workers that compute together decides for itself all that follows from logits, so they
+must start the same requests at the same step: orders that concern several workers are sent to all
+in one order, and before a common step every rank takes as many of these as the first one has.
 
-No process group is the process's default group, so that a worker can leave a group for another at
-any time, and several workers can share a process. The store listens at one interface; gloo connects
-the workers. Neither authenticates: this is for networks that can be trusted."""
+No process group is the process's default group, so that a worker can leave one at any time, and
+several workers can share a process. Store and gloo do not authenticate: for trusted networks."""
 
 import gc
 import os
