@@ -4,14 +4,17 @@ Only `verify-run` needs a model; torch is imported only there, and where a trace
 import os
 import sys
 from pathlib import Path
+from shutil import get_terminal_size
 from typing import Literal
 
 import typer
 
 from ..errors import Code, UsageError
 from ..record import run_folder
-from ..shell import complain, put, shortened
+from ..shell import aligned, complain, printable, put, shortened
 from .options import JSON, RUN, RUNS_DIR, WHICH, argument, flag, option, show_result
+
+UNLIMITED = 10_000  # characters of a line that goes to a file or a pipe
 
 runs = typer.Typer(help="Recorded runs: list, show, diff, clean.", no_args_is_help=True)
 trace = typer.Typer(help="Traces of recorded runs: export.", no_args_is_help=True)
@@ -19,14 +22,19 @@ trace = typer.Typer(help="Traces of recorded runs: export.", no_args_is_help=Tru
 
 @runs.command("list")
 def list_runs(runs_dir: Path = RUNS_DIR, as_json: bool = JSON) -> int:
-    """The kept runs, the newest at the end; code 1 if a run folder is broken."""
+    """The kept runs, the newest at the end, a line each; code 1 if a run folder is broken."""
     readable, broken = run_folder.readable_runs(runs_dir)
     rows = [*readable.values()]
-    lines = []
+    table = [("run", "status", "tokens", "seconds", "model", "digest", "prompt")]
     for row in rows:
-        speed = f"{row['tokens']} tokens, {row['seconds'] or 0:.1f} s" if row["tokens"] else ""
-        digest = (row["digest"] or "")[:12]
-        lines.append(f"{row['name']}  {row['status']}  {speed}  {row['model']}  {digest}")
+        tokens = "" if row["tokens"] is None else str(row["tokens"])
+        seconds = "" if row["seconds"] is None else f"{row['seconds']:.1f}"
+        digest = (row["digest"] or "")[:8]
+        prompt = printable(row["prompt"] or "", "")
+        model = Path(row["model"] or "").name
+        table.append((row["name"], row["status"] or "", tokens, seconds, model, digest, prompt))
+    width = get_terminal_size((UNLIMITED, 0)).columns  # of a terminal, or COLUMNS
+    lines = [shortened(line, width) for line in aligned(table)] if rows else []
     lines.append(f"{len(rows)} runs in {runs_dir}")
     show_result(as_json, lines, folder=str(runs_dir), runs=rows, broken=broken)
     for reason in broken.values():

@@ -200,6 +200,7 @@ class SavedRun:
                 "graph": manifest.get("graph", {}).get("name"),
                 "model": manifest.get("models", {}).get("target", {}).get("name"),
                 "requests": manifest.get("requests"),
+                "prompt": manifest.get("prompt"),
                 "tokens": metrics.get("tokens"),
                 "seconds": metrics.get("seconds", {}).get("total"),
                 "tau_step": metrics.get("tau_step"),

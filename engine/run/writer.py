@@ -20,12 +20,13 @@ from ..prepare.job import Job, machine, model_folders, redact, threads_of, versi
 from ..record.metrics import NS, Marks, Meter
 from ..record.recorder import Recorder
 from ..record.run_folder import MANIFEST_SETTINGS, OUTPUTS, RunFolder
-from ..shell import markdown_table, printable
+from ..shell import markdown_table, printable, shortened
 from .core import EngineCore, Status
 from .resume import UNFINISHED, EarlierRun
 from .scoring import context_segments, contexts
 
 SCHEMA = 1
+PROMPT_LENGTH = 80  # characters of the first prompt in the manifest
 
 
 class RunOutcome(NamedTuple):
@@ -97,6 +98,7 @@ class RunWriter:
             "versions": provenance.versions,
             **{name: getattr(options, name) for name in ("profile", *MANIFEST_SETTINGS)},
             "requests": len(job.prompts),
+            "prompt": shortened(job.prompts[0].text, PROMPT_LENGTH),
             "machine": machine(),
         }
         made_with = provenance

@@ -30,13 +30,21 @@ def two(shell: Any) -> Any:
     return shell
 
 
-def test_runs_are_listed_shown_exported_compared_and_cleaned(two: Any, cli: CommandLine) -> None:
+def test_runs_are_listed_shown_exported_compared_and_cleaned(
+    two: Any, cli: CommandLine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     Path("runs/notes").mkdir()
     assert cli("runs", "list") == Code.OK
-    *lines, last = cli.out.splitlines()
+    head, *lines, last = cli.out.splitlines()
+    assert head.split() == ["run", "status", "tokens", "seconds", "model", "digest", "prompt"]
     assert last == "2 runs in runs" and "-bim_eagle-" in lines[0] and "-bim_plain-" in lines[1]
-    assert all("  ok  " in line and two.digest[:12] in line for line in lines)
     rows = cli.json("runs", "list")["runs"]
+    pairs = zip(lines, rows, strict=True)
+    assert all(" ok " in line and two.digest[:8] in line for line in lines)
+    assert all(row["prompt"] and line.endswith(row["prompt"]) for line, row in pairs)
+    monkeypatch.setenv("COLUMNS", "60")
+    assert cli("runs", "list") == Code.OK
+    assert {len(line) for line in cli.out.splitlines()[:-1]} == {60}
     assert [row["graph"] for row in rows] == ["bim_eagle", "bim_plain"]
     assert all(row["digest"] == two.digest and row["tokens"] > 0 for row in rows)
     assert cli("runs", "list", "--runs-dir", "none") == Code.OK and cli.out.startswith("0 runs")
