@@ -122,6 +122,7 @@ def export(
         put(text)
     else:
         out.write_text(text, encoding="utf-8")
+        complain(f"wrote {out}, {out.stat().st_size:,} bytes")
 
 
 def replay(

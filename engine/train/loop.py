@@ -32,7 +32,7 @@ from ...models.load.chat_format import SETTINGS, TEMPLATE
 from ...models.load.tokenizer import VOCABULARIES
 from ..errors import UsageError, first_line
 from ..prepare.job import model_folder, set_up_torch
-from ..shell import working
+from ..shell import complain, working
 from .data import Packer, TrainingBatch
 from .dataset import Dataset, DatasetBuilder, HeldOutPrompt, held_out_tau
 from .settings import MINUTES, DrafterTraining
@@ -145,6 +145,7 @@ def write_json(content: dict[str, Any], path: Path) -> None:
     path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
+FEW_TOKENS = 1_000_000  # drafters that help have seen millions
 FREE = (  # settings that may differ when a training is resumed
     *("minutes", "tokens", "steps", "save_minutes", "measure_minutes"),
     *("out", "run", "resume", "force", "device", "threads"),
@@ -246,6 +247,9 @@ def train_drafter(kind: type[Trainer], settings: DrafterTraining, source: Datase
                 saved = progress.seconds
                 _checkpoint(trainer, dataset, progress)
     _checkpoint(trainer, dataset, progress)
+    if progress.tokens < FEW_TOKENS:
+        seen = f"{progress.tokens:,} tokens in {progress.step} steps"
+        complain(f"note: {seen} are far too few for a useful drafter; --resume continues")
     return settings.out
 
 

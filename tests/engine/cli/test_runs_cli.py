@@ -68,6 +68,7 @@ def test_runs_are_listed_shown_exported_compared_and_cleaned(
     assert len(rows) == len(records)
     assert rounds[0]["round"] == "1" and all(row["branches"] for row in rounds)
     assert cli("trace", "export", "bim_eagle", "--out", "t.json") == Code.OK
+    assert "wrote t.json, " in cli.err and cli.out == ""
     events = json.loads(Path("t.json").read_text())["traceEvents"]
     spans = [event for event in events if event["ph"] == "X"]
     assert all(event["ts"] >= 0 and event["dur"] >= 0 for event in spans)
