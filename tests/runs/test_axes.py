@@ -76,6 +76,14 @@ def test_a_request_that_ends_between_its_match_and_its_start(tiny: Make) -> None
     axes.check_case(case, tiny)
 
 
+@pytest.mark.parametrize("work", ["folded", "attended"])
+def test_rows_wait_for_the_drafter_in_rounds_without_drafts(work: str, tiny: Make) -> None:
+    case = axes.Case(work=work, drafter=("eagle2", 1), parts=5, deps="fan", stops=(), budget=16)
+    run = axes.check_case(case, tiny)
+    rounds = [count for branch in branches_of(run) for count in branch.accepted]
+    assert max(rounds) > 0 and len(run.manager.drafter.parts) == 2
+
+
 @pytest.mark.parametrize("layout", ["bim", "batching", "paged"])
 def test_an_end_token_inside_an_accepted_path_ends_the_answer_there(
     layout: str, tiny: Make
