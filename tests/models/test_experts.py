@@ -1,4 +1,4 @@
-"""A mixture of experts: what each row is the sum of, and that the device alone knows its experts."""
+"""A mixture of experts: what each row is the sum of, and that the host reads no value."""
 
 import pytest
 import torch
