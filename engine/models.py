@@ -114,14 +114,13 @@ def with_drafter(models: Models, folder: Path, kind: str) -> Models:
 def notes_of(models: Models) -> tuple[str, ...]:
     """The notes of the loaders, and whether the dtype is slow on this processor."""
     if has_products(models.device, models.dtype):
-        return assumed(models)
+        return assumed(models.target, models.drafter)
     dtype = str(models.dtype).removeprefix("torch.")
     slow = f"this processor does not multiply in {dtype}: --dtype float32 is many times as fast"
-    return (*assumed(models), slow)
+    return (*assumed(models.target, models.drafter), slow)
 
 
-def assumed(models: Models) -> tuple[str, ...]:
-    loaded = (models.target, models.drafter)
+def assumed(*loaded: Any) -> tuple[str, ...]:
     return tuple(note for model in loaded if model is not None for note in model.notes)
 
 

@@ -169,7 +169,7 @@ class Lifecycle:
             self._preempt_branch_(item)
             return
         running = running_branches(item)
-        waiting = [b for b in item.branches if b.waits and b.prompt]
+        waiting = [b for b in item.all_branches() if b.waits and b.prompt]
         for branch in running:
             self._preempt_branch_(branch)
         self.kv_cache.preempt_prefix_(item)

@@ -302,8 +302,6 @@ def load(job: jobs.Job, *, packed: bool = True, part: tuple[int, int] = (0, 1)) 
         packed=packed,
         part=part,
     )
-    if options.strict and (assumptions := assumed(models)):
-        raise ModelError(target, f"--strict: {'; '.join(assumptions)}")
     return tie(job, models)
 
 
@@ -318,7 +316,7 @@ def tie(job: jobs.Job, models: Models) -> Session:
         models = replace(models, stop_ids=tuple(sorted({*models.stop_ids, *stop_ids})))
     if options.cache_dir is not None and job.program.graph.blend is not None:
         chunks = ChunkStore(CHUNK_BYTES, options.cache_dir, options.device)
-    return Session(
+    session = Session(
         job.program,
         models,
         seed=options.seed,
@@ -326,6 +324,10 @@ def tie(job: jobs.Job, models: Models) -> Session:
         outline=job.outline,
         chunks=chunks,
     )
+    notes = assumed(models.target, models.drafter, session.outline_drafter)
+    if options.strict and notes:
+        raise ModelError(jobs.model_folders(job)[0], f"--strict: {'; '.join(notes)}")
+    return session
 
 
 def prompt_book(graph: Graph, models: Models) -> PromptBook:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ...models.files import ModelError
 from ...models.load.chat_format import chat_format
-from ...states.text.tokens import PromptError, check_question
+from ...states.text.tokens import Encoder, PromptError, check_question
 from ..errors import UsageError, first_line
 from ..prepare.inputs import json_object, numbered_lines, read_text
 from .data import GOLD, Source, Tokens, TrainingBatch, pack, trimmed
@@ -115,12 +115,14 @@ Part = tuple[int, list[int], bool]
 
 class ChatCoder:
     """Conversations as ids, in the target's own chat format; ModelError if it has none. Text of the
-    format and of the turns is encoded separately, as in a run: no turn becomes a control token."""
+    format and of the turns is encoded separately, as in a run: no turn becomes a control token. In
+    an answer, those that are not special (`<think>`) are the target's own words."""
 
     def __init__(self, folder: Path, tokenizer: Any, stops: Sequence[int]) -> None:
         if not tokenizer.chat_template:
             raise ModelError(folder, "the tokenizer has no chat template to write conversations in")
         self._tokenizer = tokenizer
+        self._encoder = Encoder(tokenizer)
         self._stops = frozenset(stops)
 
     def prompt(self, conversation: Conversation) -> list[int]:
@@ -158,11 +160,14 @@ class ChatCoder:
         pieces = MARK.split(str(text))
         if [int(number) for number in pieces[1::2]] != list(range(len(turns))):
             raise UsageError(f"{where} drops or moves a turn")
-        first, *others = (self._encode(piece) for piece in pieces[::2])
+        first, *others = map(self._encoder.literal, pieces[::2])
         parts = [(-1, first, False)]
         for number, (turn, after) in enumerate(zip(turns, others, strict=True)):
             answers = turn.role == "assistant"
-            ids = self._encode(turn.text, split=True) if turn.ids is None else list(turn.ids)
+            try:
+                ids = self._ids(turn) if turn.ids is None else list(turn.ids)
+            except PromptError as error:
+                raise UsageError(f"{conversation.place}: {error}") from None
             parts.append((number, ids, answers))
             end = 0
             if answers:
@@ -171,10 +176,11 @@ class ChatCoder:
             parts.append((-1, after[end:], False))
         return parts
 
-    def _encode(self, text: str, split: bool = False) -> list[int]:
-        """split: text that names a control token does not become one."""
-        options = {"add_special_tokens": False, "verbose": False, "split_special_tokens": split}
-        return list(self._tokenizer.encode(text, **options))
+    def _ids(self, turn: Turn) -> list[int]:
+        if turn.role != "assistant":
+            return self._encoder.text(turn.text)
+        options = {"add_special_tokens": False, "verbose": False, "split_special_tokens": True}
+        return list(self._tokenizer.encode(turn.text, **options))
 
 
 Piece = tuple[Sequence[int], bool]  # token ids, and whether the target wrote them

@@ -32,7 +32,7 @@ from ..record.recorder import Recorder, Write
 from ..run.core import EngineCore
 from ..run.session import Session
 from .placement import assign_branches, expected_length
-from .protocol import Assign, CountWork, Output, Regroup, Regrouped, WorkCounts, summed
+from .protocol import Assign, Cancel, CountWork, Output, Regroup, Regrouped, WorkCounts, summed
 from .worker_groups import NO_GROUP, RECEIVE_INTERVAL, RunWorker, WorkerGroup, WorkerGroups
 
 ByGroup = dict[WorkerGroup, int]
@@ -200,7 +200,10 @@ class Director:
         id = f"{next(self._numbers)}"
         self._assignments[id] = (state, group)
         order = Assign(id, state.prompt, state.part(branches), tp=group.tp, group=group.number)
-        # All workers get what some do together, in one order.
+        self._send(group, order)
+
+    def _send(self, group: WorkerGroup, order: Assign | Cancel) -> None:
+        """All workers get what some do together, in one order."""
         for worker in self.workers.group if group.tp > 1 else group.workers:
             worker.send(order)
 
@@ -235,6 +238,10 @@ class Director:
             self.workers.report({"event": "tokens", "request": state.request.key})
             return
         state.end_(output.branch, Finish(output.finish), output.note)
+        if state.request.finish is Finish.FAILED:  # other groups decode its other branches
+            for id, (other, group) in self._assignments.items():
+                if other is state:
+                    self._send(group, Cancel(id, group.tp))
         if output.rows:
             state.source = group
             state.rows = output.rows

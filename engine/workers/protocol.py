@@ -61,7 +61,10 @@ class Submit(NamedTuple):
 
 
 class Cancel(NamedTuple):
+    """End a request, or what a worker of a run was assigned; tp: of that `Assign`."""
+
     id: str
+    tp: int = 1
 
 
 class Encode(NamedTuple):

@@ -316,7 +316,7 @@ class OrderQueue(Queue[protocol.Message | None]):
     @staticmethod
     def is_shared(order: protocol.Message | None) -> bool:
         """Whether all workers of the group get an order, in the same order among all of these."""
-        together = isinstance(order, protocol.Assign) and order.tp > 1
+        together = isinstance(order, protocol.Assign | protocol.Cancel) and order.tp > 1
         return together or isinstance(order, protocol.FormGroup | protocol.Regroup)
 
 
@@ -420,6 +420,10 @@ class WorkerLoop:
             case protocol.Assign():  # void for a group that has ended
                 if (engine := self._engine_in(order.tp, order.group)) is not None:
                     engine.assign(order)
+            case protocol.Cancel():
+                engine = self.engines.get(order.tp)
+                if engine is not None and order.id in engine.requests:
+                    engine.requests[order.id].handle.cancel()
             case protocol.Regroup():
                 self._send(self._regroup(order))
             case protocol.CountWork():  # the counters since the last time

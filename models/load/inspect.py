@@ -7,7 +7,13 @@ from pathlib import Path
 
 from ..config import DecoderConfig, shape_fields
 from ..decoder import Decoder
-from ..drafters.config import MEDUSA_BLOCK, STATES_KEY, TAPS_KEY
+from ..drafters.config import (
+    DFLASH_POSITIONS,
+    EAGLE_POSITIONS,
+    MEDUSA_BLOCK,
+    STATES_KEY,
+    TAPS_KEY,
+)
 from ..families import decoder_config
 from ..files import Fields, ModelError, cause_of, read_fields
 from .tokenizer import has_tokenizer, load_tokenizer, stop_ids
@@ -119,7 +125,8 @@ class Inspection:
         layers = fields.integer("num_target_layers", max(named) + 3 if named else DEFAULT_LAYERS)
         sliding = (False,) * min(layers, MAX_LAYERS)
         layer = section if section.values else fields
-        shape = shape_fields(layer, DEFAULT_LAYERS, 128 if dflash else 0)
+        assumed = (DFLASH_POSITIONS, 128) if dflash else (EAGLE_POSITIONS, 0)
+        shape = shape_fields(layer, *assumed)
         hidden = shape["hidden_size"]
         vocabulary = shape["vocab_size"]
         shape["hidden_size"] = fields.integer("target_hidden_size", hidden)

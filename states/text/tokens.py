@@ -102,11 +102,12 @@ class Encoder:
 
     def literals(self, cut: Sequence[Piece]) -> list[Ids | str]:
         """A template's pieces: literals as ids with special tokens, slots as their names."""
-        return [piece if is_slot else self._literal(piece) for piece, is_slot in cut]
+        return [piece if is_slot else self.literal(piece) for piece, is_slot in cut]
 
-    def _literal(self, piece: str) -> Ids:
-        """The tokenizer stores this setting: if another thread has changed it meanwhile, the ids
-        may be wrong. `text` is right with either setting."""
+    def literal(self, piece: str) -> Ids:
+        """Template text, in which control tokens are read. The tokenizer stores this setting: if
+        another thread has changed it meanwhile, the ids may be wrong. `text` is right with either
+        setting."""
         while True:
             ids = self._encode(piece, split_special_tokens=False)
             if not self._tokenizer.backend_tokenizer.encode_special_tokens:

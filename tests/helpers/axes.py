@@ -91,6 +91,9 @@ REJECTING = {
     ("mtp", 0): ("topk", ""),
 }
 """Drafters whose drafts can be judged by rejection: the rule, and how they draw."""
+OF_OTHERS = (("eagle3", 2), ("recycle", 1), ("suffix", 0))
+"""Those of REJECTING whose drafts depend on the branches that run at the same time, or ran before;
+with several requests these differ between layouts, and with rejection so does the text."""
 CHOICES = (("none", 0), *((kind, n) for kind, sets in SETTINGS.items() for n in range(len(sets))))
 PLAN = "PLAN\n1|50|-|-|One\n2|50|-|1|Two\n3|50|-|-|Three\nEND"
 STOP = 2
@@ -208,6 +211,7 @@ def settled(case: Case) -> Case:
     if case.accept == "rejection":  # a round's coins are those of its root and its tree
         case = replace(case, work="parts", admission="reserved", chunk=0, arrivals="together")
         case = replace(case, rows_per_round=0, prefix_cache=False, kv_slots=3000)
+        case = replace(case, requests=1) if case.drafter in OF_OTHERS else case
     return replace(case, dtype="float64") if case.temperature else case
 
 

@@ -384,13 +384,17 @@ def _check_draft_rows(run: EngineCore) -> None:
     for part in book.drafter.parts:
         assert {s.owner for s in part.inbox} <= alive, "queued rows of a finished branch"
     drafter = next((part for part in book.drafter.parts if part.kv is pool), book.drafter.parts[0])
-    choice = drafter.chooser and drafter.chooser.choice
-    if run.state == "expand_root" and not drafter.waits and (choice is None or choice.size):
-        for branch in book.active:
+    if run.state == "expand_root" and not drafter.waits:
+        drafts = drafter.num_nodes(len(drafter.active))
+        for branch in drafter.active:
             held = _positions(run, pool, branch)
             rows = branch.length + drafter.reads_root
+            if not drafts:  # rows of an answer wait until a round has drafts
+                path = book.table.segments.lineage(branch.owner)
+                queued = [part for part in drafter.inbox if part.owner in path]
+                held += [part.position + i for part in queued for i in range(len(part.tokens))]
             if not branch.reads:  # drafters have of ended parts what they had to draft for them
-                assert held == list(range(rows)), f"{branch.name} drafts from {held}"
+                assert sorted(held) == list(range(rows)), f"{branch.name} drafts from {held}"
 
 
 def _in_pools(request: Request) -> list[Branch]:

@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 from helpers import axes
 from helpers.faults import FAULTS, Fault
-from helpers.support import Make, branches_of, contexts
+from helpers.support import Make, branches_of, contexts, drive, start
 
+from specsot.engine.record.recorder import Recorder
 from specsot.ops.draft import kinds
-from specsot.states.request import Finish
+from specsot.states.request import Finish, Stage
 
 ROUNDS = axes.Case(parts=5, max_num_branches=3, stops=(), budget=25)
 DRAWN = replace(ROUNDS, temperature=1.0, dtype="float64", prefix_cache=False)
@@ -74,6 +75,39 @@ def test_a_request_that_ends_between_its_match_and_its_start(tiny: Make) -> None
         rules="top_p",
     )
     axes.check_case(case, tiny)
+
+
+@pytest.mark.parametrize("work", ["folded", "attended"])
+def test_rows_wait_for_the_drafter_in_rounds_without_drafts(work: str, tiny: Make) -> None:
+    case = axes.Case(work=work, drafter=("eagle2", 1), parts=5, deps="fan", stops=(), budget=16)
+    run = axes.check_case(case, tiny)
+    rounds = [count for branch in branches_of(run) for count in branch.accepted]
+    assert max(rounds) > 0 and len(run.manager.drafter.parts) == 2
+
+
+@pytest.mark.parametrize("layout", ["bim", "batching", "paged"])
+@pytest.mark.parametrize("drafter", [EAGLE, ("eagle3", 3)], ids=str)
+def test_an_outline_preempted_again_while_its_rows_are_read_keeps_its_tokens(
+    drafter: tuple[str, int], layout: str, tiny: Make
+) -> None:
+    case = axes.Case(family="gemma3_text", work="written", drafter=drafter, layout=layout)
+    case = replace(case, admission="optimistic", chunk=8, prefix_cache=False, requests=1)
+    made = axes.target_of(case, tiny)
+    session = axes.session_of(case, made)
+    prompts, recorder = axes.prompts_of(case), Recorder(str, None)
+    run = start(session, prompts, recorder)
+    recorder.attach(run)
+    (request,) = run.requests
+    drive(run, until=lambda _: request.root is not None and len(request.root.tokens) > 4)
+    root = request.root
+    assert root is not None and not root.ended
+    for _ in range(2):
+        run.manager.lifecycle.preempt_(request)
+        drive(run, until=lambda _: request.stage is Stage.PREFILL)
+    drive(run)
+    assert request.root is root and root.preempted == 1
+    axes.check_counters(run, recorder, case)
+    axes.check_request(request, session, made.reference, read=False)
 
 
 @pytest.mark.parametrize("layout", ["bim", "batching", "paged"])

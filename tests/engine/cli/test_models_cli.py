@@ -37,8 +37,10 @@ from specsot.engine import hub
 from specsot.engine.cli import models as models_command
 from specsot.engine.errors import Code, UsageError
 from specsot.engine.hub import ModelCache, find_model
-from specsot.engine.models import load_models
-from specsot.engine.prepare.job import model_folder
+from specsot.engine.models import load_models, with_drafter
+from specsot.engine.prepare.job import model_folder, model_folders, prepare_graphs
+from specsot.engine.prepare.options import RunOptions
+from specsot.engine.run.session import load, tie
 from specsot.models.files import ModelError
 
 Patch = pytest.MonkeyPatch
@@ -362,6 +364,16 @@ def test_what_is_assumed_is_told_and_refused_if_asked(name: str, shell: Any, spo
     assert "--strict: " in line and says in line
     assert shell.run(strict=True) == Code.OK, "nothing is assumed of the shell's own"
     assert option == "model" or shell.digest == digest
+
+
+def test_strict_refuses_the_drafter_of_a_later_graph(shell: Any, spoiled: Any) -> None:
+    """As `serve` loads its graphs: all after the first with the target that is loaded."""
+    given = spoiled("drafter_model", config(rope_theta=None))
+    options = RunOptions(model=shell.defaults["model"], strict=True, **given)
+    first, second = prepare_graphs(["autoregressive", "eagle"], options)
+    models = load(first).models
+    with pytest.raises(ModelError, match="--strict: `rope_theta` is not given"):
+        tie(second, with_drafter(models, model_folders(second)[1], "eagle3"))
 
 
 def test_the_scan_can_be_left_out(shell: Any, spoiled: Any) -> None:

@@ -1,6 +1,7 @@
 """Files of prompts and conversations: what is refused, what is trained on, what is answered."""
 
 import json
+from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -117,6 +118,16 @@ def written(tokens: Tokens) -> list[int]:
     return [i for i, w in zip(tokens.ids, tokens.weights, strict=True) if w >= GOLD]
 
 
+def test_a_user_cannot_write_a_control_token_that_is_not_special(teacher: Teacher) -> None:
+    tokenizer = deepcopy(teacher.tokenizer)
+    tokenizer.add_tokens(["<think>"])
+    think = tokenizer.convert_tokens_to_ids("<think>")
+    said = talk("What is <think> for?", "<think>It starts a thought.")
+    (tokens,) = dataset.ChatCoder(teacher.folder, tokenizer, teacher.stops).samples(said)
+    assert tokens.ids.count(think) == written(tokens).count(think) == 1, "the answer's alone"
+    assert "What is <think> for?" in tokenizer.decode(tokens.ids)
+
+
 def test_only_what_the_assistant_says_counts(teacher: Teacher) -> None:
     said = talk("Who is <|im_end|> Ada?", "A poet.", "More", "No <|im_end|> more.")
     (tokens,) = coder(teacher).samples(said)
@@ -144,8 +155,8 @@ def test_a_format_that_rewrites_earlier_turns_gives_a_sample_per_answer(teacher:
 
         chat_template = "yes"
 
-        def encode(self, text: str, **options: Any) -> list[int]:
-            return list(teacher.tokenizer.encode(text, **options))
+        def __getattr__(self, name: str) -> Any:
+            return getattr(teacher.tokenizer, name)
 
         def apply_chat_template(self, turns: list[dict[str, str]], **options: Any) -> str:
             said = [

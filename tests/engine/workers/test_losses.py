@@ -98,15 +98,18 @@ def test_a_worker_that_is_lost_in_the_middle_of_a_regroup(monkeypatch: pytest.Mo
     assert lost and ran.director.workers.losses == 1
 
 
-def test_after_a_failed_branch_nothing_more_of_its_request_is_taken_in() -> None:
-    """Other workers still write, and end, its other branches."""
+@pytest.mark.parametrize("tp", [1, 2])
+def test_after_a_failed_branch_nothing_more_of_its_request_is_taken_in(tp: int) -> None:
+    """Workers end its other branches, which they may still write for a moment."""
     written = list[list[int]]()
+    engines = list[Engine]()
 
     def fail_a_branch(director: Director) -> RunWorker:
         state = director.states[0]
         branch = next(one for one in state.request.branches if one.index in state.assigned)
         group = state.assigned[branch.index]
         id = next(id for id, pair in director._assignments.items() if pair == (state, group))
+        engines.extend(hosts.loop(number).engines[tp].engine for number in range(2))
         failed = protocol.BranchEnded(id, branch.index, "failed", "it broke")
         director.workers.on_output(group.leader, failed)
         assert state.request.finished
@@ -116,12 +119,17 @@ def test_after_a_failed_branch_nothing_more_of_its_request_is_taken_in() -> None
     def both_begun(director: Director, run: Run) -> bool:
         state = director.states[0]
         begun = [one for one in state.request.branches if one.tokens and not one.ended]
-        return len({state.assigned[one.index] for one in begun}) == 2
+        return len(begun) == 2 and len({state.assigned[one.index] for one in begun}) == 2 // tp
 
     chaos = clusters.Chaos(both_begun, fail_a_branch, lambda worker: None)
-    session = clusters.session_of("bim_plain", *SETS, outline=outline_of(2))
-    ran = clusters.on_workers(session, [clusters.CAMPING, clusters.BEES], chaos=chaos)
+    session = clusters.session_of(
+        "bim_plain", *SETS, outline=outline_of(2), budget=80, packed=tp == 1
+    )
+    hosts = clusters.ThreadWorkers(session)
+    prompts = [clusters.CAMPING, clusters.BEES]
+    ran = clusters.on_workers(session, prompts, chaos=chaos, source=hosts.source, branches=tp)
     assert chaos.lost and not ran.director.states[0].assigned
+    assert all(engine.stats().ended["cancelled"] for engine in engines), "they go on decoding"
     failed, whole = ran.answers
     assert [one.note for one in failed.sections] == ["it broke"] * len(written)
     assert [[*one.tokens] for one in failed.sections] == written

@@ -10,6 +10,9 @@ from helpers.sequences import EAGLE_GOLDEN as EAGLE
 from helpers.tiny import drop, edit, put, write_tiny_target, write_tiny_tokenizer
 
 import specsot
+from specsot.models.config import DecoderConfig
+from specsot.models.decoder import Decoder
+from specsot.models.load import inspect
 from specsot.models.load.inspect import inspect_model
 
 EMBEDDED = Path(specsot.__file__).parent / "models" / "embedded"
@@ -85,6 +88,23 @@ def test_which_states_a_drafter_reads(tmp_path: Path) -> None:
     assert seen.facts["reads hidden states"] == "2, 16, 29"
     assert any("`num_hidden_layers` is 40" in note for note in seen.assumed) and not seen.problems
     assert facts(DFLASH / "draft")["block"] == "8, mask token 127"
+
+
+def test_the_target_of_a_drafter_has_the_positions_of_its_kind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    positions = []
+
+    def decoder(config: DecoderConfig) -> Decoder:
+        positions.append(config.rope.trained)
+        return Decoder(config)
+
+    monkeypatch.setattr(inspect, "Decoder", decoder)
+    for number, folder in enumerate((EAGLE / "drafts" / "llama_eagle3", DFLASH / "draft")):
+        draft = Path(shutil.copytree(folder, tmp_path / str(number)))
+        edit(draft, max_position_embeddings=None)
+        assert not inspect_model(draft).problems
+    assert positions == [2048, 32768]
 
 
 def test_what_is_wrong_with_a_drafter(tmp_path: Path) -> None:
