@@ -10,7 +10,6 @@ from pydantic import Field
 
 from ...ops.draft.ngram import Gram, HostTree
 from ...ops.draft.recycle import CONTEXT, RecycleTable, recycled_tree
-from ...ops.draft.reliability import buckets_of
 from ..drafter import DraftContext, Drafter, remembered_
 from ..graph.drafter_settings import Nodes, TreeSettings
 from ..yaml.spec import Int
@@ -51,15 +50,15 @@ class RecycleDrafter(Drafter):
         self._read: set[int] = set()  # prefixes whose text the table has
 
     def table_(self, request: Request) -> RecycleTable:
-        most = self.settings.most_contexts
-        return remembered_(self.tables, request.cache_salt, partial(RecycleTable, most))
+        make = partial(RecycleTable, self.settings.most_contexts, self.settings.filler_top_k)
+        return remembered_(self.tables, request.cache_salt, make)
 
     def tree_(self, branch: Branch, nodes: int) -> HostTree:
         request = branch.request
         table = self.table_(request)
         if request.prefix_owner not in self._read:
             self._read.add(request.prefix_owner)
-            table.read_(request.context, self.settings.filler_top_k)
+            table.read_(request.context)
         return recycled_tree(
             table,
             tuple(branch.context(branch.size - CONTEXT)),
@@ -90,14 +89,11 @@ class RecycleDrafter(Drafter):
             sides_C = result.side_outputs_SC[tree, -2 * width * len(tokens) :]
             sides_T2K = sides_C.reshape(len(tokens), 2, width)
             candidates = sides_T2K[:, 0].tolist()
-            scores = np.ascontiguousarray(sides_T2K[:, 1]).view(np.float64).tolist()
-            following = [*(tokens[node] for node in path[1:]), int(result.bonus_S[tree])]
-            for node, token in zip(path, following, strict=False):
-                table.count_(contexts[node], token)
+            chances = np.exp(np.ascontiguousarray(sides_T2K[:, 1]).view(np.float64)).tolist()
             for node, token in enumerate(tokens):
                 if token >= 0:
-                    kept = sum(token >= 0 for token in candidates[node])
-                    known = tuple(candidates[node][:kept]), buckets_of(scores[node][:kept])
+                    pairs = zip(candidates[node], chances[node], strict=True)
+                    known = {token: chance for token, chance in pairs if chance > 0}
                     table.put_(contexts[node], known, accepted=node in path)
         return super().learn(branches, result, paths)
 
