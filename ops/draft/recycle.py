@@ -59,6 +59,18 @@ class RecycleTable:
         while len(self.known) > self.most:
             del self.known[next(iter(self.known))]
 
+    def guess_(self, context: Gram, rows: Sequence[tuple[float, Mapping[int, float]]]) -> None:
+        """A new context of CONTEXT tokens has the mean of the rows after other tokens in its place;
+        each row with its weight."""
+        if context not in self.known and rows:
+            total = sum(weight for weight, _ in rows)
+            mean: dict[int, float] = {}
+            for weight, chances in rows:
+                for token, chance in chances.items():
+                    mean[token] = mean.get(token, 0.0) + weight / total * chance
+            self.known[context] = Known()
+            self.known[context].mix_(mean, SHARES[CONTEXT], self.width)
+
     def read_(self, ids: Sequence[int]) -> None:
         """A text that the target did not write: each of its tokens is the one candidate."""
         for end in range(1, len(ids)):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 from pydantic import Field
 
 from ...ops.draft.ngram import Gram, HostTree
-from ...ops.draft.recycle import CONTEXT, RecycleTable, recycled_tree
+from ...ops.draft.recycle import CONTEXT, LEAST, RecycleTable, recycled_tree
 from ..drafter import DraftContext, Drafter, remembered_
 from ..graph.drafter_settings import Nodes, TreeSettings
 from ..yaml.spec import Int
@@ -70,7 +70,7 @@ class RecycleDrafter(Drafter):
     def learn(
         self, branches: Sequence[Branch], result: RoundResult, paths: Sequence[Sequence[int]]
     ) -> tuple[GammaRecord, ...]:
-        """Keep the target's candidates after all nodes."""
+        """Keep the target's candidates after all nodes, and guess those after its own token."""
         import numpy as np
 
         trees = zip(branches, result.tokens_ST, result.parents_ST, strict=True)
@@ -83,18 +83,29 @@ class RecycleDrafter(Drafter):
             table = self.table_(branch.request)
             path = paths[tree]
             tokens = tokens_T.tolist()
+            parents = parents_T.tolist()
             contexts = [context]
-            for token, parent in zip(tokens[1:], parents_T.tolist()[1:], strict=True):
+            for token, parent in zip(tokens[1:], parents[1:], strict=True):
                 contexts.append((*contexts[parent], token)[-CONTEXT:])
             sides_C = result.side_outputs_SC[tree, -2 * width * len(tokens) :]
             sides_T2K = sides_C.reshape(len(tokens), 2, width)
-            candidates = sides_T2K[:, 0].tolist()
-            chances = np.exp(np.ascontiguousarray(sides_T2K[:, 1]).view(np.float64)).tolist()
+            scores_TK = np.ascontiguousarray(sides_T2K[:, 1]).view(np.float64)
+            sides = zip(sides_T2K[:, 0].tolist(), np.exp(scores_TK).tolist(), strict=True)
+            rows = [
+                {token: chance for token, chance in zip(*side, strict=True) if chance > 0}
+                for side in sides
+            ]
             for node, token in enumerate(tokens):
                 if token >= 0:
-                    pairs = zip(candidates[node], chances[node], strict=True)
-                    known = {token: chance for token, chance in pairs if chance > 0}
-                    table.put_(contexts[node], known, accepted=node in path)
+                    table.put_(contexts[node], rows[node], accepted=node in path)
+            last = path[-1]
+            others = [  # drafts in the place of the target's own token
+                (rows[last].get(tokens[node], LEAST), rows[node])
+                for node in range(1, len(tokens))
+                if parents[node] == last and tokens[node] >= 0
+            ]
+            after = (*contexts[last], int(result.bonus_S[tree]))
+            table.guess_(after[-CONTEXT:], others)
         return super().learn(branches, result, paths)
 
     def close(self, request: Request) -> None:

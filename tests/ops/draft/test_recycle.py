@@ -67,6 +67,18 @@ def test_a_rejected_row_is_of_its_contexts_but_not_common() -> None:
     assert following(table, 5, 2) == pytest.approx({7: 0.5}) and not following(table, 5, 5)
 
 
+def test_a_new_context_has_the_mean_of_rows_after_other_tokens() -> None:
+    table = RecycleTable(most=100, width=8)
+    table.put_((3, 2), {9: 1.0}, accepted=False)
+    table.guess_((1, 2), [])
+    assert (1, 2) not in table.known
+    table.guess_((1, 2), [(0.6, {7: 1.0}), (0.2, {7: 0.5, 8: 0.5})])
+    assert following(table, 1, 2) == pytest.approx({7: 0.4375, 9: 0.25, 8: 0.0625})
+    assert following(table, 5, 2) == pytest.approx({9: 0.5}), "a guess is of its own context only"
+    table.guess_((1, 2), [(1.0, {5: 1.0})])
+    assert 5 not in following(table, 1, 2), "it is not new"
+
+
 def test_the_oldest_contexts_and_the_least_candidates_are_forgotten() -> None:
     table = RecycleTable(most=3, width=2)
     for token in range(5):
