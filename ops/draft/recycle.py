@@ -23,6 +23,11 @@ Path = tuple[float, Gram]
 """Its chance, and the context after it."""
 
 
+def best(chances: Mapping[int, float], most: int | None = None) -> dict[int, float]:
+    """At most so many tokens, the most probable ones first."""
+    return dict(sorted(chances.items(), key=itemgetter(1), reverse=True)[:most])
+
+
 @dataclass(slots=True)
 class Known:
     """The chances of the tokens that may follow a context, best first. rest: the mass that no row
@@ -32,12 +37,15 @@ class Known:
     rest: float = 1.0
 
     def mix_(self, chances: Mapping[int, float], share: float, most: int) -> None:
-        """A new row takes a share of the mass; the best `most` tokens are kept."""
-        mixed = {token: (1.0 - share) * chance for token, chance in self.chances.items()}
-        for token, chance in chances.items():
-            mixed[token] = mixed.get(token, 0.0) + share * chance
-        self.chances = dict(sorted(mixed.items(), key=itemgetter(1), reverse=True)[:most])
-        self.rest *= 1.0 - share
+        """A new row, best first, takes a share of the mass; the best `most` tokens are kept."""
+        kept = 1.0 - share
+        mixed = {token: share * chance for token, chance in chances.items()}
+        if self.chances:
+            for token, chance in self.chances.items():
+                mixed[token] = mixed.get(token, 0.0) + kept * chance
+            mixed = best(mixed, most)
+        self.chances = mixed
+        self.rest *= kept
 
 
 @dataclass(slots=True)
@@ -49,8 +57,8 @@ class RecycleTable:
     known: dict[Gram, Known] = field(default_factory=dict)
 
     def put_(self, context: Gram, chances: Mapping[int, float], *, accepted: bool = True) -> None:
-        """A row after a context of up to CONTEXT tokens, and so after its last ones; what a
-        rejected row offers is not common."""
+        """A row of at most `width` tokens, best first, after a context of up to CONTEXT tokens, and
+        so after its last ones; what a rejected row offers is not common."""
         for size in range(0 if accepted else 1, len(context) + 1):
             gram = context[len(context) - size :]
             known = self.known.pop(gram, None) or Known()
@@ -69,14 +77,14 @@ class RecycleTable:
                 for token, chance in chances.items():
                     mean[token] = mean.get(token, 0.0) + weight / total * chance
             self.known[context] = Known()
-            self.known[context].mix_(mean, SHARES[CONTEXT], self.width)
+            self.known[context].mix_(best(mean, self.width), SHARES[CONTEXT], self.width)
 
     def read_(self, ids: Sequence[int]) -> None:
         """A text that the target did not write: each of its tokens is the one candidate."""
         for end in range(1, len(ids)):
             self.put_(tuple(ids[max(end - CONTEXT, 0) : end]), {ids[end]: 1.0})
 
-    def following(self, context: Gram, chance: float) -> list[tuple[int, float]]:
+    def following(self, context: Gram, chance: float) -> dict[int, float]:
         """The tokens after a context of a chance, with theirs, best first; none below LEAST."""
         found: dict[int, float] = {}
         for size in range(len(context), -1, -1):
@@ -87,7 +95,7 @@ class RecycleTable:
                         break
                     found[token] = found.get(token, 0.0) + chance * share
                 chance *= known.rest
-        return sorted(found.items(), key=itemgetter(1), reverse=True)
+        return best(found)
 
 
 def recycled_tree(
@@ -103,7 +111,7 @@ def recycled_tree(
 
     def offers(path: Path, depth: int) -> Iterator[tuple[float, int, Path]]:
         above, context = path
-        for token, chance in table.following(context, above):
+        for token, chance in table.following(context, above).items():
             if token not in stop_ids:
                 after = (*context, token)[-CONTEXT:]
                 yield log(above / chance), token, (chance, after)

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specsot.ops.draft.ngram import HostTree
-from specsot.ops.draft.recycle import COMMON, LEAST, RecycleTable, recycled_tree
+from specsot.ops.draft.recycle import COMMON, LEAST, RecycleTable, best, recycled_tree
 from specsot.ops.verify.verify import filler_ids
 
 ROWS = st.lists(
@@ -38,7 +38,7 @@ def test_candidates_are_the_best_tokens_that_have_a_chance() -> None:
 
 
 def following(table: RecycleTable, *context: int) -> dict[int, float]:
-    return dict(table.following(context, 1.0))
+    return table.following(context, 1.0)
 
 
 def test_the_last_row_has_half_of_a_context_and_shorter_contexts_the_rest() -> None:
@@ -82,7 +82,7 @@ def test_a_new_context_has_the_mean_of_rows_after_other_tokens() -> None:
 def test_the_oldest_contexts_and_the_least_candidates_are_forgotten() -> None:
     table = RecycleTable(most=3, width=2)
     for token in range(5):
-        table.put_((token, token + 1), {6: 0.5, 7: 0.3, 8: 0.2})
+        table.put_((token, token + 1), {6: 0.6, 7: 0.4})
     assert list(table.known) == [(), (5,), (4, 5)] and list(table.known[5,].chances) == [6, 7]
     table.put_((4, 5), {8: 1.0})
     assert list(table.known[5,].chances) == [8, 6], "best first"
@@ -110,18 +110,18 @@ def test_trees_are_the_most_probable_paths(
     for context, weights, accepted in rows:
         total = sum(weights.values())
         chances = {token: weight / total for token, weight in weights.items()}
-        table.put_(context, chances, accepted=accepted)
+        table.put_(context, best(chances), accepted=accepted)
     known: dict[tuple[int, ...], float] = {(): 1.0}
     for depth in range(1, levels + 1):
         for path in product(range(4), repeat=depth):
             if path[:-1] in known and path[-1] not in stops:
                 after = table.following((1, 2, *path[:-1])[-2:], known[path[:-1]])
-                if path[-1] in dict(after):
-                    known[path] = dict(after)[path[-1]]
+                if path[-1] in after:
+                    known[path] = after[path[-1]]
                     assert LEAST <= known[path] <= known[path[:-1]] + 1e-9
     del known[()]
     tree = paths(recycled_tree(table, (1, 2), nodes=nodes, levels=levels, stop_ids=stops))
     assert all(isclose(exp(score), known[path]) for path, score in tree.items())
-    best = sorted(known.values(), reverse=True)[:nodes]
+    expected = sorted(known.values(), reverse=True)[:nodes]
     found = sorted(map(exp, tree.values()), reverse=True)
-    assert all(map(isclose, found, best)) and len(tree) == len(best)
+    assert all(map(isclose, found, expected)) and len(tree) == len(expected)
