@@ -1,7 +1,7 @@
 """Drafting from n-grams, without a model: prompt lookup (Saxena, 2023; with one match transformers'
 `PromptLookupCandidateGenerator`). A token costs the same for any context. No torch."""
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from itertools import chain, count
@@ -10,6 +10,7 @@ from typing import TypeVar
 
 Gram = tuple[int, ...]
 State = TypeVar("State")
+Offers = Iterator[tuple[float, int, State]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,22 +32,27 @@ def best_tree(
 ) -> HostTree:
     """The `nodes` most probable paths from a state, of equals the one that was found first. offers:
     of a state, with the depth of what follows: minus the log-probability of each token that may
-    follow, the token, and the state after it."""
+    follow, the token, and the state after it, best first."""
     order = count()
-    heap: list[tuple[float, int, int, int, int, State]] = []
+    heap: list[tuple[float, int, int, int, int, State, Offers[State], float]] = []
 
-    def push_(parent: int, depth: int, above: float, state: State) -> None:
-        for loss, token, after in offers(state, depth):
-            heappush(heap, (above + loss, next(order), parent, depth, token, after))
+    def push_(offered: Offers[State], parent: int, depth: int, above: float) -> None:
+        """The next one of those after a node."""
+        for loss, token, after in offered:
+            heappush(heap, (above + loss, next(order), parent, depth, token, after, offered, above))
+            break
 
     if nodes and levels:
-        push_(-1, 1, 0.0, start)
+        push_(iter(offers(start, 1)), -1, 1, 0.0)
     best: list[tuple[int, int, int, float]] = []
-    while heap and len(best) < nodes:
-        loss, _, parent, depth, token, state = heappop(heap)
+    while heap:
+        loss, _, parent, depth, token, state, siblings, above = heappop(heap)
         best.append((token, parent, depth, -loss))
+        if len(best) == nodes:
+            break
+        push_(siblings, parent, depth, above)
         if depth < levels:
-            push_(len(best) - 1, depth + 1, loss, state)
+            push_(iter(offers(state, depth + 1)), len(best) - 1, depth + 1, loss)
     return HostTree(*zip(*best, strict=True)) if best else HostTree()
 
 

@@ -1,6 +1,5 @@
 """How far the scores of a drafter can be trusted, learned while running. No torch."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from math import exp, log
@@ -40,7 +39,3 @@ class Reliability:
         higher chance."""
         chances = map(float.__truediv__, self.accepted, self.tried)
         return [-log(chance) for chance in accumulate(chances, min)]
-
-
-def buckets_of(scores: Sequence[float]) -> tuple[int, ...]:
-    return tuple(map(Reliability.bucket, scores))

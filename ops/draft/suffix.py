@@ -6,9 +6,10 @@ pair is compared when it is looked up, so matches have any length and the index 
 torch."""
 
 from collections import deque
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from math import log
+from operator import itemgetter
 
 from .ngram import Gram, HostTree, best_tree
 
@@ -124,15 +125,18 @@ def suffix_tree(
     its parent's matches, weighted by their lengths, times the chance that one of them is right. No
     stop token, nor anything after one, is drafted."""
 
-    def offers(through: Sequence[Place], depth: int) -> Iterator[tuple[float, int, list[Place]]]:
+    def offers(through: Sequence[Place], depth: int) -> list[tuple[float, int, list[Place]]]:
         following: dict[int, list[Place]] = {}
         for place in through:
             ids = texts.texts[place.text]
             if place.at + depth <= len(ids) and ids[place.at + depth - 1] not in stop_ids:
                 following.setdefault(ids[place.at + depth - 1], []).append(place)
         total = sum(place.length for place in through)
+        offered = []
         for token, some in following.items():
             chance = texts.chance(some[0].length + depth - 1)
-            yield -log(chance * sum(place.length for place in some) / total), token, some
+            share = sum(place.length for place in some) / total
+            offered.append((-log(chance * share), token, some))
+        return sorted(offered, key=itemgetter(0))
 
     return best_tree([*matches], offers, nodes=nodes, levels=levels)

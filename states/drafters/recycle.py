@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Literal
 from pydantic import Field
 
 from ...ops.draft.ngram import Gram, HostTree
-from ...ops.draft.recycle import CONTEXT, RecycleTable, recycled_tree
-from ...ops.draft.reliability import buckets_of
+from ...ops.draft.recycle import CONTEXT, LEAST, RecycleTable, recycled_tree
 from ..drafter import DraftContext, Drafter, remembered_
 from ..graph.drafter_settings import Nodes, TreeSettings
 from ..yaml.spec import Int
@@ -51,15 +50,15 @@ class RecycleDrafter(Drafter):
         self._read: set[int] = set()  # prefixes whose text the table has
 
     def table_(self, request: Request) -> RecycleTable:
-        most = self.settings.most_contexts
-        return remembered_(self.tables, request.cache_salt, partial(RecycleTable, most))
+        make = partial(RecycleTable, self.settings.most_contexts, self.settings.filler_top_k)
+        return remembered_(self.tables, request.cache_salt, make)
 
     def tree_(self, branch: Branch, nodes: int) -> HostTree:
         request = branch.request
         table = self.table_(request)
         if request.prefix_owner not in self._read:
             self._read.add(request.prefix_owner)
-            table.read_(request.context, self.settings.filler_top_k)
+            table.read_(request.context)
         return recycled_tree(
             table,
             tuple(branch.context(branch.size - CONTEXT)),
@@ -71,7 +70,7 @@ class RecycleDrafter(Drafter):
     def learn(
         self, branches: Sequence[Branch], result: RoundResult, paths: Sequence[Sequence[int]]
     ) -> tuple[GammaRecord, ...]:
-        """Keep the target's candidates after all nodes."""
+        """Keep the target's candidates after all nodes, and guess those after its own token."""
         import numpy as np
 
         trees = zip(branches, result.tokens_ST, result.parents_ST, strict=True)
@@ -84,21 +83,29 @@ class RecycleDrafter(Drafter):
             table = self.table_(branch.request)
             path = paths[tree]
             tokens = tokens_T.tolist()
+            parents = parents_T.tolist()
             contexts = [context]
-            for token, parent in zip(tokens[1:], parents_T.tolist()[1:], strict=True):
+            for token, parent in zip(tokens[1:], parents[1:], strict=True):
                 contexts.append((*contexts[parent], token)[-CONTEXT:])
             sides_C = result.side_outputs_SC[tree, -2 * width * len(tokens) :]
             sides_T2K = sides_C.reshape(len(tokens), 2, width)
-            candidates = sides_T2K[:, 0].tolist()
-            scores = np.ascontiguousarray(sides_T2K[:, 1]).view(np.float64).tolist()
-            following = [*(tokens[node] for node in path[1:]), int(result.bonus_S[tree])]
-            for node, token in zip(path, following, strict=False):
-                table.count_(contexts[node], token)
+            scores_TK = np.ascontiguousarray(sides_T2K[:, 1]).view(np.float64)
+            sides = zip(sides_T2K[:, 0].tolist(), np.exp(scores_TK).tolist(), strict=True)
+            rows = [
+                {token: chance for token, chance in zip(*side, strict=True) if chance > 0}
+                for side in sides
+            ]
             for node, token in enumerate(tokens):
                 if token >= 0:
-                    kept = sum(token >= 0 for token in candidates[node])
-                    known = tuple(candidates[node][:kept]), buckets_of(scores[node][:kept])
-                    table.put_(contexts[node], known, accepted=node in path)
+                    table.put_(contexts[node], rows[node], accepted=node in path)
+            last = path[-1]
+            others = [  # drafts in the place of the target's own token
+                (rows[last].get(tokens[node], LEAST), rows[node])
+                for node in range(1, len(tokens))
+                if parents[node] == last and tokens[node] >= 0
+            ]
+            after = (*contexts[last], int(result.bonus_S[tree]))
+            table.guess_(after[-CONTEXT:], others)
         return super().learn(branches, result, paths)
 
     def close(self, request: Request) -> None:

@@ -3,18 +3,21 @@
 from itertools import product
 from math import exp, isclose
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specsot.ops.draft.ngram import HostTree
-from specsot.ops.draft.recycle import READ, Known, RecycleTable, recycled_tree
-from specsot.ops.draft.reliability import Reliability
+from specsot.ops.draft.recycle import COMMON, LEAST, RecycleTable, best, recycled_tree
 from specsot.ops.verify.verify import filler_ids
 
-CANDIDATES = st.dictionaries(
-    st.tuples(st.integers(0, 3), st.integers(0, 3)),
-    st.lists(st.integers(0, 3), min_size=1, max_size=3, unique=True).map(tuple),
+ROWS = st.lists(
+    st.tuples(
+        st.tuples(st.integers(0, 3), st.integers(0, 3)),
+        st.dictionaries(st.integers(0, 3), st.integers(1, 9), min_size=1, max_size=3),
+        st.booleans(),
+    ),
     max_size=12,
 )
 
@@ -27,10 +30,6 @@ def paths(tree: HostTree) -> dict[tuple[int, ...], float]:
     return dict(zip(found, tree.scores, strict=True))
 
 
-def known(*tokens: int) -> Known:
-    return tokens, tuple(range(2, 2 + len(tokens)))
-
-
 def test_candidates_are_the_best_tokens_that_have_a_chance() -> None:
     scores_RV = torch.tensor([[0.0, 2.0, 1.0, -1.0], [-torch.inf, -torch.inf, 5.0, -torch.inf]])
     ids = filler_ids(scores_RV, 2)[:, :2]
@@ -38,68 +37,91 @@ def test_candidates_are_the_best_tokens_that_have_a_chance() -> None:
     assert sorted(ids[1].tolist()) == [-1, 2]
 
 
-def test_a_longer_context_comes_first_and_the_last_writer_stays() -> None:
-    table = RecycleTable(most=100)
-    table.put_((1, 2), known(7, 8))
-    table.put_((3, 2), known(9, 4))
-    assert table.find((1, 2)) == (2, known(7, 8))
-    assert table.find((5, 2)) == (1, known(9, 4)), "written last after 2"
-    assert table.find((2, 5)) == (0, ((), ()))
+def following(table: RecycleTable, *context: int) -> dict[int, float]:
+    return table.following(context, 1.0)
 
 
-def test_a_rejected_row_replaces_the_shorter_context_only() -> None:
-    table = RecycleTable(most=100)
-    table.put_((1, 2), known(7, 8))
-    table.put_((1, 2), known(9), accepted=False)
-    table.put_((3, 2), known(4), accepted=False)
-    assert table.find((1, 2)) == (2, known(7, 8))
-    assert table.find((3, 2)) == (2, known(4)) and table.find((5, 2)) == (1, known(4))
+def test_the_last_row_has_half_of_a_context_and_shorter_contexts_the_rest() -> None:
+    table = RecycleTable(most=100, width=8)
+    table.put_((1, 2), {7: 0.75, 8: 0.25})
+    assert following(table, 2) == pytest.approx({7: 0.375 + 0.5 * 0.0075, 8: 0.125})
+    table.put_((3, 2), {9: 1.0})
+    assert following(table, 2) == pytest.approx({9: 0.5 + 0.25 * 0.01, 7: 0.1875, 8: 0.0625})
+    assert following(table, 1, 2) == pytest.approx({7: 0.46875, 9: 0.25, 8: 0.15625})
+    assert following(table, 5, 2) == following(table, 2)
+    assert following(table, 5, 5) == pytest.approx({9: 0.01, 7: 0.007425, 8: 0.002475})
 
 
-def test_the_oldest_contexts_are_forgotten() -> None:
-    table = RecycleTable(most=3)
+def test_chances_never_exceed_one_however_often_a_context_returns() -> None:
+    table = RecycleTable(most=100, width=8)
+    for _ in range(3000):
+        table.put_((1, 2), {7: 1.0, 8: 0.0})
+    assert following(table, 1, 2) == pytest.approx({7: 1.0})
+    assert recycled_tree(table, (1, 2), nodes=4, levels=1).tokens == (7,)
+
+
+def test_a_rejected_row_is_of_its_contexts_but_not_common() -> None:
+    table = RecycleTable(most=100, width=8)
+    table.put_((1, 2), {7: 1.0}, accepted=False)
+    assert following(table, 1, 2) == pytest.approx({7: 0.75})
+    assert following(table, 5, 2) == pytest.approx({7: 0.5}) and not following(table, 5, 5)
+
+
+def test_a_new_context_has_the_mean_of_rows_after_other_tokens() -> None:
+    table = RecycleTable(most=100, width=8)
+    table.put_((3, 2), {9: 1.0}, accepted=False)
+    table.guess_((1, 2), [])
+    assert (1, 2) not in table.known
+    table.guess_((1, 2), [(0.6, {7: 1.0}), (0.2, {7: 0.5, 8: 0.5})])
+    assert following(table, 1, 2) == pytest.approx({7: 0.4375, 9: 0.25, 8: 0.0625})
+    assert following(table, 5, 2) == pytest.approx({9: 0.5}), "a guess is of its own context only"
+    table.guess_((1, 2), [(1.0, {5: 1.0})])
+    assert 5 not in following(table, 1, 2), "it is not new"
+
+
+def test_the_oldest_contexts_and_the_least_candidates_are_forgotten() -> None:
+    table = RecycleTable(most=3, width=2)
     for token in range(5):
-        table.put_((token, token + 1), known(0))
-    assert list(table.known) == [(3, 4), (5,), (4, 5)] and not table.find((0, 1))[0]
+        table.put_((token, token + 1), {6: 0.6, 7: 0.4})
+    assert list(table.known) == [(), (5,), (4, 5)] and list(table.known[5,].chances) == [6, 7]
+    table.put_((4, 5), {8: 1.0})
+    assert list(table.known[5,].chances) == [8, 6], "best first"
+    for token in range(99):
+        table.put_((4, 5), {token: 1.0})
+    assert len(table.known[()].chances) == COMMON
 
 
-def test_a_text_gives_its_own_tokens_first() -> None:
-    table = RecycleTable(most=100)
-    table.put_((1, 2), known(7, 8))
-    table.read_([1, 2, 3, 2, 5], width=2)
-    assert table.find((1, 2)) == (2, ((3, 7), (READ, 2)))
-    assert table.find((3, 2)) == (2, ((5, 3), (READ, READ))), "before, the candidates of 2 alone"
-
-
-def test_a_candidates_chance_is_how_often_those_of_its_probability_were_right() -> None:
-    table = RecycleTable(most=100)
-    table.put_((1, 2), known(7, 8))
-    for token in [7] * 6000 + [8] * 3000 + [9] * 1000:
-        table.count_((1, 2), token)
-    losses = table.reliabilities[1].losses
-    assert isclose(exp(-losses[2]), 0.6, abs_tol=0.01)
-    assert isclose(exp(-losses[3]), 0.3, abs_tol=0.01)
-    table.count_((4, 4), 1)
-    assert table.reliabilities[0] == Reliability(), "no context, no trial"
+def test_a_text_gives_its_own_tokens() -> None:
+    table = RecycleTable(most=100, width=8)
+    table.read_([1, 2, 3, 2, 5])
+    assert next(iter(following(table, 1, 2))) == 3 and next(iter(following(table, 3, 2))) == 5
+    assert table.known[2,].chances == pytest.approx({5: 0.5, 3: 0.25})
 
 
 @settings(max_examples=60, deadline=None)
-@given(CANDIDATES, st.integers(0, 9), st.integers(0, 3), st.sets(st.just(0)))
+@given(ROWS, st.integers(0, 9), st.integers(0, 3), st.sets(st.just(0)))
 def test_trees_are_the_most_probable_paths(
-    found: dict[tuple[int, int], tuple[int, ...]], nodes: int, levels: int, stops: set[int]
+    rows: list[tuple[tuple[int, int], dict[int, int], bool]],
+    nodes: int,
+    levels: int,
+    stops: set[int],
 ) -> None:
-    table = RecycleTable(most=100)
-    for context, candidates in found.items():
-        table.put_(context, known(*candidates))
-    chances: dict[tuple[int, ...], float] = {(): 0.0}
+    table = RecycleTable(most=100, width=8)
+    for context, weights, accepted in rows:
+        total = sum(weights.values())
+        chances = {token: weight / total for token, weight in weights.items()}
+        table.put_(context, best(chances), accepted=accepted)
+    known: dict[tuple[int, ...], float] = {(): 1.0}
     for depth in range(1, levels + 1):
         for path in product(range(4), repeat=depth):
-            size, (tokens, buckets) = table.find((1, 2, *path[:-1])[-2:])
-            if path[:-1] in chances and path[-1] in tokens and path[-1] not in stops:
-                bucket = buckets[tokens.index(path[-1])]
-                chances[path] = chances[path[:-1]] - table.reliabilities[size - 1].losses[bucket]
-    del chances[()]
+            if path[:-1] in known and path[-1] not in stops:
+                after = table.following((1, 2, *path[:-1])[-2:], known[path[:-1]])
+                if path[-1] in after:
+                    known[path] = after[path[-1]]
+                    assert LEAST <= known[path] <= known[path[:-1]] + 1e-9
+    del known[()]
     tree = paths(recycled_tree(table, (1, 2), nodes=nodes, levels=levels, stop_ids=stops))
-    assert all(isclose(score, chances[path]) for path, score in tree.items())
-    best = sorted(chances.values(), reverse=True)[:nodes]
-    assert all(map(isclose, sorted(tree.values(), reverse=True), best)) and len(tree) == len(best)
+    assert all(isclose(exp(score), known[path]) for path, score in tree.items())
+    expected = sorted(known.values(), reverse=True)[:nodes]
+    found = sorted(map(exp, tree.values()), reverse=True)
+    assert all(map(isclose, found, expected)) and len(tree) == len(expected)
