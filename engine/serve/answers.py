@@ -22,7 +22,13 @@ from .metrics import ServerMetrics
 from .requests import ApiError, ChatRequest, CompletionRequest, ResponseRequest, engine_gone
 
 LOWEST = -9999.0  # JSON has no -inf
-EVENT_FIELDS = {"outline": "titles", "opened": "title", "reused": "runs", "ended": "finish"}
+EVENT_FIELDS = {
+    "outline": "titles",
+    "opened": "title",
+    "reused": "runs",
+    "rejected": "drafts",
+    "ended": "finish",
+}
 FINISHED = {"stop": "stop", "length": "length", "refused": "length"}
 FAILED = {  # ends without an answer: status, message, code
     "failed": (500, "the request failed", "failed"),
@@ -277,7 +283,8 @@ class Answers:
             yield self._chunk(choice, {}, ended=message, vendor=note, rows=choice.scores.rest())
         elif isinstance(message, Wrote) and self._fields.specsot.stream == "multiplexed":
             for event in message.events:
-                yield self._event_chunk(choice, message.step, event)
+                if event[0] != "rejected" or self._fields.specsot.trace:
+                    yield self._event_chunk(choice, message.step, event)
         elif isinstance(message, Wrote):
             events = {"step": message.step, "events": message.events}
             trace = events if self._fields.specsot.trace else None

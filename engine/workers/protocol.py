@@ -125,7 +125,7 @@ class Refused(NamedTuple):
 class Wrote(NamedTuple):
     """Output of one step for one request. text: new readable text of the answer. events: (name,
     branch, details): outline (titles), opened (title), reused ([run of its prompt, how]), wrote
-    ([piece, origin]), ended (finish). tokens: written so far. scores: [branch, token id, text,
+    ([piece, origin]), rejected (text of drafts), ended (finish). tokens: written so far. scores: [branch, token id, text,
     log-probability, [[id, text, log-probability]]] where requested. ids: [branch, new ids]."""
 
     id: str
@@ -167,7 +167,8 @@ class Counts(NamedTuple):
 
 
 class Picture(NamedTuple):
-    """One engine at a moment. runs: (code, length) of slots. moves: since the last one."""
+    """One engine at a moment. runs: (code, length) of slots. moves: since the last one. busy:
+    seconds of its steps since it last had no requests."""
 
     graph: str
     state: str
@@ -177,6 +178,7 @@ class Picture(NamedTuple):
     moves: Sequence[Sequence[Any]]
     running: int
     waiting: int
+    busy: float
 
 
 # -- to a worker of a run -------------------------------------------------------------------------
