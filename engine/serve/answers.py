@@ -282,11 +282,11 @@ class Answers:
             note = {"note": message.note} if message.note else None
             yield self._chunk(choice, {}, ended=message, vendor=note, rows=choice.scores.rest())
         elif isinstance(message, Wrote) and self._fields.specsot.stream == "multiplexed":
-            for event in message.events:
-                if event[0] != "rejected" or self._fields.specsot.trace:
-                    yield self._event_chunk(choice, message.step, event)
+            rejected = message.rejected if self._fields.specsot.trace else ()
+            for event in (*message.events, *rejected):
+                yield self._event_chunk(choice, message.step, event)
         elif isinstance(message, Wrote):
-            events = {"step": message.step, "events": message.events}
+            events = {"step": message.step, "events": [*message.events, *message.rejected]}
             trace = events if self._fields.specsot.trace else None
             rows = choice.scores.more()
             deltas = [*choice.reader.feed(choice.readable(message.text))]

@@ -132,18 +132,21 @@ class ServedRequest(OpenRequest):
             step = event.round if isinstance(event, events.Committed) else step
             if self._stops.match is None:  # else it was cancelled, and the last step brought more
                 text += self._read(event, branch_events)
-        request = self.handle.request
-        for branch in request.all_branches() if request is not None else ():
-            if rejected := self.rejected.pop(branch.name, ""):
-                branch_events.append(["rejected", branch.index, rejected])
         self._text += text
         scores = self._scores.rows
         self._scores.rows = []
         if text or branch_events or scores:
             tokens = sum(len(part.tokens) for part in self._parts.values())
             output = protocol.Wrote(self.message.id, text, branch_events, step, tokens=tokens)
-            yield output._replace(scores=scores, ids=[*self._ids.items()])
+            request = self.handle.request
+            rejected = [
+                ["rejected", branch.index, drafts]
+                for branch in (request.all_branches() if request is not None else ())
+                if (drafts := self.rejected.get(branch.name))
+            ]
+            yield output._replace(scores=scores, ids=[*self._ids.items()], rejected=rejected)
             self._ids = {}
+            self.rejected = {}
         if new and isinstance(ready := new[-1], events.AnswerReady):
             answer = ready.answer
             stop = self._stops.match

@@ -125,8 +125,9 @@ class Refused(NamedTuple):
 class Wrote(NamedTuple):
     """Output of one step for one request. text: new readable text of the answer. events: (name,
     branch, details): outline (titles), opened (title), reused ([run of its prompt, how]), wrote
-    ([piece, origin]), rejected (text of drafts), ended (finish). tokens: written so far. scores: [branch, token id, text,
-    log-probability, [[id, text, log-probability]]] where requested. ids: [branch, new ids]."""
+    ([piece, origin]), ended (finish). tokens: written so far. scores: [branch, token id, text,
+    log-probability, [[id, text, log-probability]]] where requested. ids: [branch, new ids].
+    rejected: ("rejected", branch, text of drafts); a second run can have other rounds."""
 
     id: str
     text: Text
@@ -135,6 +136,7 @@ class Wrote(NamedTuple):
     tokens: int
     scores: Sequence[Any] = ()
     ids: Sequence[Sequence[Any]] = ()
+    rejected: Sequence[Sequence[Any]] = ()
 
 
 class Ended(NamedTuple):

@@ -89,7 +89,7 @@ export class Answer {
       if (name === "wrote") this.wrote(one, more, step);
       if (name === "wrote" && index >= 0) this.first ??= millis;
       if (name === "rejected") {  // the model's own token replaces them
-        one.text.lastElementChild.before(make("del", { textContent: more }));
+        one.text.lastElementChild?.before(make("del", { textContent: more }));
       }
       if (name !== "wrote") this.named(index);
       one.text.scrollTop = one.text.scrollHeight;

@@ -93,6 +93,7 @@ async function ask(event) {
     $("status").textContent = "answered";
   } catch (error) {
     own.abort();
+    $("verdict").textContent = "Stopped.";
     if (error.name !== "AbortError") complain(error.message);
     if (error.status === 401) $("keyfield").hidden = false;
   } finally {
@@ -207,6 +208,7 @@ async function begin() {
     $("recorded").open = !about.live && about.runs.length > 1;
     if (about.live && about.state !== "ready") {
       $("status").textContent = `the engine is ${about.state} …`;
+      document.body.classList.remove("loading");
       setTimeout(begin, 700);
       return;
     }
@@ -219,6 +221,7 @@ async function begin() {
     $("keyfield").hidden = error.status !== 401;
     complain(error.message);
   }
+  document.body.classList.remove("loading");
 }
 
 // At first: a graph with outlines and drafts, compared with one that has neither.

@@ -2,7 +2,7 @@
 
 const SVG = "http://www.w3.org/2000/svg";
 const WIDE = 78, HIGH = 32, GAP_X = 26, GAP_Y = 6;
-const OWNERS = ["free", "prompt", "drafts being verified", "outline", "padding",
+const OWNERS = ["free", "shared prompt", "drafts being verified", "outline", "padding",
   "reused chunk", "recomputed", "kept for later requests"];
 const PART = 8;  // codes from here on are of parts
 
