@@ -138,12 +138,14 @@ def test_two_graphs_race(
     visit.until("document.querySelectorAll('.outlined .part').length > 2")
     visit.until("[...document.querySelectorAll('.part del')].some((one) => one.offsetWidth)")
     assert page.locator(".plain .part").count() == 1, "both graphs decode at once"
-    assert page.locator("svg.machine .lit").count() == 1
+    visit.until("document.querySelectorAll('svg.machine .lit').length == 1")
     titles = page.locator("ol.outline li").all_inner_texts()
     assert titles and not any("|" in title for title in titles)
     assert page.is_hidden(".raw") and "|" in str(page.text_content(".raw"))
+    heights = "[...document.querySelectorAll('.part')].map((one) => one.offsetHeight).join()"
+    begun = page.evaluate(heights)
     if width > 1000:
-        for name in (".part", "#machine", "#strip", "#bar", "#memorytext", "#verdict"):
+        for name in (".part", "#machine", "#strip", "#bar", "#striplegend", "#verdict"):
             box = page.locator(name).first.bounding_box()
             assert box is not None and box["y"] + box["height"] <= height, name
     else:
@@ -165,6 +167,7 @@ def test_two_graphs_race(
     assert counts[0] < counts[1], "it grew while it was looked at"
     assert page.locator(".raw .t.d").count() > 0
     assert page.locator(".part del:visible").count() == 0
+    assert width < 1000 or page.evaluate(heights) == begun, "boxes keep their height"
     page.check("#rejects")
     assert page.locator(".part del:visible").count() > 0
     page.uncheck("#rejects")
