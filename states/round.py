@@ -197,6 +197,18 @@ class VerifiedTree:
         return [node for node in range(1, len(self.tokens)) if self.tokens[node] >= 0]
 
     @property
+    def rejected(self) -> list[int]:
+        """The tokens that were drafted after the accepted path, the first child of each node; none
+        if the branch ended on the path."""
+        tokens: list[int] = []
+        node = self.path[-1] if len(self.path) <= self.num_committed else -1
+        for draft in self.drafts:
+            if self.parents[draft] == node:
+                tokens.append(self.tokens[draft])
+                node = draft
+        return tokens
+
+    @property
     def depths(self) -> list[int]:
         """Of each node; parents are before their children."""
         depths = [0]

@@ -458,7 +458,7 @@ def _events(replay: Replay, frame: int, parsed: set[str]) -> Iterator[list[Any]]
                     titles = [part.title for part in request.parts if part.title != "combined"]
                     yield [request.key, "outline", -1, titles if len(titles) > 1 else []]
         elif record["kind"] == "round":
-            forced = {tree.branch for tree in trees_of(record) if tree.forced}
+            trees = {tree.branch: tree for tree in trees_of(record)}
             columns = (record[name] for name in ("branches", "committed", "accepted"))
             for name, count, accepted in zip(*columns, strict=True):
                 branch = replay.branches[name]
@@ -468,12 +468,16 @@ def _events(replay: Replay, frame: int, parsed: set[str]) -> Iterator[list[Any]]
                 first = view.tokens[name] - count
                 if tokens := branch.ids[first : first + count]:
                     drafts = min(accepted, len(tokens))
-                    kind = Origin.FORCED if name in forced else Origin.DRAFT
+                    tree = trees.get(name)
+                    kind = Origin.FORCED if tree is not None and tree.forced else Origin.DRAFT
                     letters = kind * drafts + Origin.TARGET * (len(tokens) - drafts)
                     if accepted < 0:
                         letters = Origin.PROMPT * len(tokens)
                     texts = map(replay.text_of, tokens)
                     pairs = [list(pair) for pair in zip(texts, letters, strict=True)]
                     yield [key, "wrote", branch.index, pairs]
+                    if tree is not None and tree.rejected:
+                        rejected = "".join(map(replay.text_of, tree.rejected))
+                        yield [key, "rejected", branch.index, rejected]
                 if view.rounds[name] >= branch.rounds:
                     yield [key, "ended", branch.index, branch.finish]

@@ -22,7 +22,13 @@ from .metrics import ServerMetrics
 from .requests import ApiError, ChatRequest, CompletionRequest, ResponseRequest, engine_gone
 
 LOWEST = -9999.0  # JSON has no -inf
-EVENT_FIELDS = {"outline": "titles", "opened": "title", "reused": "runs", "ended": "finish"}
+EVENT_FIELDS = {
+    "outline": "titles",
+    "opened": "title",
+    "reused": "runs",
+    "rejected": "drafts",
+    "ended": "finish",
+}
 FINISHED = {"stop": "stop", "length": "length", "refused": "length"}
 FAILED = {  # ends without an answer: status, message, code
     "failed": (500, "the request failed", "failed"),
@@ -276,10 +282,11 @@ class Answers:
             note = {"note": message.note} if message.note else None
             yield self._chunk(choice, {}, ended=message, vendor=note, rows=choice.scores.rest())
         elif isinstance(message, Wrote) and self._fields.specsot.stream == "multiplexed":
-            for event in message.events:
+            rejected = message.rejected if self._fields.specsot.trace else ()
+            for event in (*message.events, *rejected):
                 yield self._event_chunk(choice, message.step, event)
         elif isinstance(message, Wrote):
-            events = {"step": message.step, "events": message.events}
+            events = {"step": message.step, "events": [*message.events, *message.rejected]}
             trace = events if self._fields.specsot.trace else None
             rows = choice.scores.more()
             deltas = [*choice.reader.feed(choice.readable(message.text))]

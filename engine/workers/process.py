@@ -100,13 +100,15 @@ class ScoreRows:
 
 
 class ServedRequest(OpenRequest):
-    """The output of one `Submit`. rounds: tokens accepted and drafted in each of its rounds."""
+    """The output of one `Submit`. rounds: tokens accepted and drafted in each of its rounds.
+    rejected: texts by branch name, of the rounds since the last output."""
 
     def __init__(self, message: protocol.Submit, handle: Handle) -> None:
         super().__init__(handle)
         engine = handle.engine
         self.message = message
         self.rounds: list[tuple[int, int]] = []
+        self.rejected: dict[str, str] = {}
         self._decode = engine.decode
         asked = message.settings
         raw = message.raw or bool(asked.token_ids or asked.prefill or asked.grammar)
@@ -133,8 +135,15 @@ class ServedRequest(OpenRequest):
         if text or branch_events or scores:
             tokens = sum(len(part.tokens) for part in self._parts.values())
             output = protocol.Wrote(self.message.id, text, branch_events, step, tokens=tokens)
-            yield output._replace(scores=scores, ids=[*self._ids.items()])
+            request = self.handle.request
+            rejected = [
+                ["rejected", branch.index, drafts]
+                for branch in (request.all_branches() if request is not None else ())
+                if (drafts := self.rejected.get(branch.name))
+            ]
+            yield output._replace(scores=scores, ids=[*self._ids.items()], rejected=rejected)
             self._ids = {}
+            self.rejected = {}
         if new and isinstance(ready := new[-1], events.AnswerReady):
             answer = ready.answer
             stop = self._stops.match
@@ -212,13 +221,15 @@ class Refusal(ValueError):
 
 
 class ServedGraph(WorkerEngine):
-    """One graph's engine and its open requests. watched: record the transitions for `picture`."""
+    """One graph's engine and its open requests. watched: record the transitions for `picture`.
+    busy: seconds of its steps since it last had no requests."""
 
     def __init__(self, session: Session, send: Send) -> None:
         engine = Engine(session, threaded=False, rounds=self._round_done, sink=self._happened)
         super().__init__(engine, send)
         self.name = session.program.graph.name
         self.watched = False
+        self.busy = 0.0
         self.progress_time = 0.0
         self.moves = deque[list[Any]](maxlen=MAX_MOVES)
         self.positions = Counter[int]()  # drafts accepted at each depth
@@ -238,6 +249,13 @@ class ServedGraph(WorkerEngine):
             request = self.requests.get(tree.branch.rpartition("/")[0])
             if isinstance(request, ServedRequest):
                 request.rounds.append((accepted, drafted))
+                request.rejected[tree.branch] = self.engine.decode(tree.rejected)
+
+    def step(self) -> None:
+        start_time = monotonic()
+        busy = self.busy if self.requests else 0.0
+        super().step()
+        self.busy = busy + monotonic() - start_time
 
     def submit(self, message: protocol.Submit) -> None:
         try:
@@ -355,6 +373,7 @@ class ServedGraph(WorkerEngine):
             moves=moves,
             running=stats.running,
             waiting=stats.waiting,
+            busy=self.busy,
         )
 
     def facts(self, model: str, digest: str) -> dict[str, Any]:

@@ -129,7 +129,8 @@ class Wrote(NamedTuple):
     """Output of one step for one request. text: new readable text of the answer. events: (name,
     branch, details): outline (titles), opened (title), reused ([run of its prompt, how]), wrote
     ([piece, origin]), ended (finish). tokens: written so far. scores: [branch, token id, text,
-    log-probability, [[id, text, log-probability]]] where requested. ids: [branch, new ids]."""
+    log-probability, [[id, text, log-probability]]] where requested. ids: [branch, new ids].
+    rejected: ("rejected", branch, text of drafts); a second run can have other rounds."""
 
     id: str
     text: Text
@@ -138,6 +139,7 @@ class Wrote(NamedTuple):
     tokens: int
     scores: Sequence[Any] = ()
     ids: Sequence[Sequence[Any]] = ()
+    rejected: Sequence[Sequence[Any]] = ()
 
 
 class Ended(NamedTuple):
@@ -170,7 +172,8 @@ class Counts(NamedTuple):
 
 
 class Picture(NamedTuple):
-    """One engine at a moment. runs: (code, length) of slots. moves: since the last one."""
+    """One engine at a moment. runs: (code, length) of slots. moves: since the last one. busy:
+    seconds of its steps since it last had no requests."""
 
     graph: str
     state: str
@@ -180,6 +183,7 @@ class Picture(NamedTuple):
     moves: Sequence[Sequence[Any]]
     running: int
     waiting: int
+    busy: float
 
 
 # -- to a worker of a run -------------------------------------------------------------------------

@@ -230,6 +230,14 @@ def stream_all(url: str, asked: Sequence[dict[str, Any]]) -> list[Streamed]:
 SHOTS = os.environ.get("SPECSOT_SHOTS")  # a folder where screenshots are kept
 
 
+COUNT_SHIFTS = """
+window.shift = 0;
+new PerformanceObserver((list) => {
+  for (const one of list.getEntries()) if (!one.hadRecentInput) window.shift += one.value;
+}).observe({ type: "layout-shift", buffered: true });
+"""
+
+
 class Visit:
     def __init__(self, browser: Any, url: str, width: int, height: int, scheme: str) -> None:
         size = {"width": width, "height": height}
@@ -247,7 +255,12 @@ class Visit:
                 self.strangers.append(one.url) if not one.url.startswith((url, "data:")) else None
             ),
         )
+        self.page.add_init_script(COUNT_SHIFTS)
         self.page.goto(url)
+
+    def layout_shift(self) -> float:
+        """The cumulative layout shift, without shifts right after input."""
+        return float(self.page.evaluate("window.shift"))
 
     def shot(self, name: str) -> None:
         if SHOTS:

@@ -1,10 +1,10 @@
-// The state graph with the current state lit, and the pool's strip.
+// The state graph with the current state lit, and the owners of the KV cache's slots.
 
 const SVG = "http://www.w3.org/2000/svg";
-const WIDE = 132, HIGH = 34, GAP_X = 52, GAP_Y = 12;
-const OWNERS = ["free", "shared prefix (BIM −1)", "tree in flight", "outline", "padding",
-  "reused chunk", "recomputed", "kept for others"];
-const BRANCH = 8;
+const WIDE = 78, HIGH = 32, GAP_X = 26, GAP_Y = 6;
+const OWNERS = ["free", "shared prompt", "drafts being verified", "outline", "padding",
+  "reused chunk", "recomputed", "kept for later requests"];
+const PART = 8;  // codes from here on are of parts
 
 function draw(tag, attributes, parent) {
   const node = document.createElementNS(SVG, tag);
@@ -22,30 +22,29 @@ function columnsOf(graph) {
     }
   }
   const columns = [];
-  for (const state of graph.states) {
-    (columns[depth.get(state) ?? 0] ??= []).push(state);
-  }
-  return columns.map((one) => one ?? []);
+  for (const state of graph.states) (columns[depth.get(state) ?? 0] ??= []).push(state);
+  return columns;
 }
 
 export class Machine {
-  constructor(place, told) {
+  // names: where the graph's name is shown.
+  constructor(place, names) {
     this.place = place;
-    this.told = told;
+    this.names = names;
     this.nodes = new Map();
-    this.past = [];
   }
 
   draw(graph) {
-    if (this.name === graph.name) return;
-    this.name = graph.name;
+    if (this.graph === graph) return;
+    this.graph = graph;
+    for (const name of this.names) name.textContent = graph.name;
     this.nodes.clear();
     const columns = columnsOf(graph);
     const tall = Math.max(...columns.map((one) => one.length)) * (HIGH + GAP_Y);
-    const width = columns.length * (WIDE + GAP_X) - GAP_X + 12;
-    this.low = tall + 4;
+    const width = columns.length * (WIDE + GAP_X) - GAP_X + 4;
+    this.low = tall + 2;
     const svg = document.createElementNS(SVG, "svg");
-    svg.setAttribute("viewBox", `-6 -6 ${width} ${tall + 18}`);
+    svg.setAttribute("viewBox", `-2 -2 ${width} ${tall + 6}`);
     svg.setAttribute("class", "machine");
     svg.setAttribute("role", "img");
     svg.setAttribute("aria-label", `states of ${graph.name}: ${graph.states.join(", ")}`);
@@ -57,8 +56,12 @@ export class Machine {
     for (const [from, to] of graph.ways) this.way(svg, at.get(from), at.get(to));
     for (const [state, [x, y]] of at) {
       const group = draw("g", {}, svg);
+      const lines = state.split("_");
       draw("rect", { x, y, width: WIDE, height: HIGH, rx: 7 }, group);
-      draw("text", { x: x + WIDE / 2, y: y + HIGH / 2 }, group).textContent = state;
+      lines.forEach((line, row) => {
+        const middle = y + HIGH / 2 + (row - (lines.length - 1) / 2) * 13;
+        draw("text", { x: x + WIDE / 2, y: middle }, group).textContent = line;
+      });
       this.nodes.set(state, group);
     }
     this.place.replaceChildren(svg);
@@ -86,48 +89,50 @@ export class Machine {
       node.classList.toggle("lit", name === state);
       node.classList.toggle("past", name !== state && past.includes(name));
     }
-    this.told.textContent = state ? `· ${state}` : "";
   }
 }
 
-export class Strip {
-  constructor(strip, legend, text) {
-    this.strip = strip;
-    this.legend = legend;
-    this.text = text;
+export class Memory {
+  // strip: the first slots in order, with their owners; bar: used of all slots.
+  constructor(strip, scale, bar, legend, text) {
+    Object.assign(this, { strip, scale, bar, legend, text });
+    this.shown = 0;
   }
 
-  // runs: [code, slots]; the free end is drawn short, so that what is used can be seen.
+  // runs: [code, slots] in the order of the slots.
   show(runs, used, capacity, more = "") {
-    const last = runs.at(-1);
-    const shown = last && last[0] === 0 ? runs.slice(0, -1) : runs;
-    const total = Math.max(shown.reduce((sum, [, count]) => sum + count, 0), 64);
-    this.strip.replaceChildren(...shown.map(([code, count]) => {
+    const filled = runs.at(-1)?.[0] === 0 ? runs.slice(0, -1) : runs;
+    const end = filled.reduce((sum, [, count]) => sum + count, 0);
+    while (this.shown < Math.min(end, capacity)) this.shown = Math.max(this.shown * 2, 256);
+    this.shown = Math.min(this.shown, capacity);
+    this.scale.textContent = `slots 1 to ${this.shown} of ${capacity}, in order`;
+    this.strip.replaceChildren(...filled.map(([code, count]) => {
       const piece = document.createElement("i");
       piece.className = classOf(code);
-      piece.style.width = `${100 * count / total}%`;
-      piece.title = `${nameOf(code)}: ${count}`;
+      piece.style.width = `${100 * count / this.shown}%`;
+      piece.title = `${nameOf(code)}: ${count} slots`;
       return piece;
     }));
     const slots = new Map();
-    for (const [code, count] of shown) slots.set(code, (slots.get(code) ?? 0) + count);
+    for (const [code, count] of filled) if (code) slots.set(code, (slots.get(code) ?? 0) + count);
     this.legend.replaceChildren(...[...slots].sort((a, b) => a[0] - b[0]).map(([code, count]) => {
       const item = document.createElement("li");
       const key = document.createElement("span");
       key.className = `key ${classOf(code)}`;
-      item.append(key, `${nameOf(code)}: ${count}`);
+      item.append(key, `${nameOf(code)} ${count}`);
       return item;
     }));
-    const share = capacity ? ` (${(100 * used / capacity).toFixed(1)} %)` : "";
-    this.text.textContent = `${used} of ${capacity} slots in use${share}${more}`;
+    const share = capacity ? 100 * used / capacity : 0;
+    this.bar.style.width = `${share}%`;
+    this.text.textContent = `${used} of ${capacity} slots in use (${share.toFixed(1)} %)${more}`;
     this.strip.setAttribute("aria-label", this.text.textContent);
   }
 }
 
 function classOf(code) {
-  return code < BRANCH ? `k${code}` : `b${(code - BRANCH) % 8}`;
+  return code < PART ? `k${code}` : `b${(code - PART) % 8}`;
 }
 
 function nameOf(code) {
-  return code < BRANCH ? OWNERS[code] : `BIM ${code - BRANCH}`;
+  return code < PART ? OWNERS[code] : `part ${code - PART + 1}`;
 }

@@ -1,60 +1,75 @@
-// A recorded run, played at any speed, forwards and back, step by step.
-
-import { Answer } from "./answer.js";
+// Frames of a run, recorded or still growing, played at any speed, forwards and back, step by step.
 
 export class Playback {
-  // shows: called with each frame that is reached; run: as /specsot/runs/… gives it.
-  constructor(run, request, shows) {
-    this.run = run;
-    this.frames = run.frames;
-    this.request = request;
+  // answers: by key, those that the frames' events are of; shows: called with each frame reached.
+  // A frame: t (milliseconds); key, step and events of an answer; state, runs … of a picture.
+  constructor(answers, shows) {
+    this.answers = answers;
     this.shows = shows;
-    this.answer = new Answer(`${run.graph.name} · ${run.run}`);
+    this.frames = [];
     this.at = -1;
+    this.clock = 0;
     this.timer = null;
     this.speed = 1;
-    this.go(0);
+    this.growing = true;
   }
 
   get playing() {
     return this.timer !== null;
   }
 
-  // Frames are differences: going back begins at the beginning, which takes a moment only.
+  get last() {
+    return this.frames.length - 1;
+  }
+
+  // Frames are differences: going back begins at the beginning.
   go(to) {
-    const target = Math.min(Math.max(to, 0), this.frames.length - 1);
+    const target = Math.min(Math.max(to, 0), this.last);
     if (target < this.at) {
-      this.answer.clear();
+      for (const answer of this.answers.values()) answer.clear();
       this.at = -1;
     }
+    const changed = new Map();  // answers, and when
+    let picture = null;
     while (this.at < target) {
-      this.at += 1;
-      const own = this.frames[this.at].events.filter(([key]) => key === this.request);
-      this.answer.take(own.map(([, ...event]) => event), this.at);
+      const frame = this.frames[++this.at];
+      for (const [key, ...event] of frame.events ?? []) {
+        const answer = this.answers.get(key);
+        answer?.take([event], frame.step ?? this.at, frame.t);
+        if (answer) changed.set(answer, frame.t);
+      }
+      if (frame.runs) picture = frame;
     }
-    const frame = this.frames[this.at];
-    this.answer.show(frame.t, `step ${this.at + 1} of ${this.frames.length}`);
-    this.shows(this, frame);
+    for (const [answer, millis] of changed) answer.show(millis);
+    this.shows(this, picture);
+  }
+
+  jump(to) {
+    this.pause();
+    this.go(to);
+    this.clock = this.frames[this.at]?.t ?? 0;
   }
 
   play() {
-    if (this.at === this.frames.length - 1) this.go(0);
-    let last = performance.now(), clock = this.frames[this.at].t;
+    if (this.at === this.last && !this.growing) this.jump(0);
+    let before = performance.now();
     const tick = (now) => {
-      clock += (now - last) * this.speed;
-      last = now;
+      this.clock += Math.max(now - before, 0) * this.speed;
+      before = now;
       let next = this.at;
-      while (next + 1 < this.frames.length && this.frames[next + 1].t <= clock) next += 1;
-      this.timer = next === this.frames.length - 1 ? null : requestAnimationFrame(tick);
-      if (next !== this.at || this.timer === null) this.go(next);
+      while (next < this.last && this.frames[next + 1].t <= this.clock) next += 1;
+      const ends = next === this.last && !this.growing;
+      if (this.growing) this.clock = Math.min(this.clock, now - this.began);
+      this.timer = ends ? null : requestAnimationFrame(tick);
+      if (next !== this.at || ends) this.go(next);
     };
     this.timer = requestAnimationFrame(tick);
-    this.shows(this, this.frames[this.at]);
+    this.shows(this, null);
   }
 
   pause() {
     cancelAnimationFrame(this.timer);
     this.timer = null;
-    this.shows(this, this.frames[this.at]);
+    this.shows(this, null);
   }
 }

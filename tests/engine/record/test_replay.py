@@ -28,6 +28,12 @@ TREE = VerifiedTree("1/1", 30, 9, (-1, 11, 12, 13, -1), (0, 0, 0, 1, 0), (0, 1),
 CHAIN = VerifiedTree("1/2", 40, 8, (-1, 21, 22), (0, 0, 1), (0, 1, 2), 66, 3, True)
 
 
+def test_rejected_drafts_follow_the_accepted_path() -> None:
+    assert TREE.rejected == [13] and CHAIN.rejected == []
+    assert replace(TREE, path=(0,), num_committed=1).rejected == [11, 13]
+    assert replace(TREE, num_committed=1).rejected == [], "the branch ended on the path"
+
+
 def watched(
     shell: Any,
     monkeypatch: Patch,

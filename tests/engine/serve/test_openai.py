@@ -322,6 +322,10 @@ def test_parts_as_they_are_written(served: Served) -> None:
             assert (content == "") == (one["branch"] < 0)
     parts = [f"{n}. {title}\n\n{texts[n - 1].strip()}" for n, title in enumerate(titles, 1)]
     assert "\n\n".join(parts) == content_of(served, "bim_dflash", max_tokens=None)
+    assert any(one["drafts"] for one in told if one["event"] == "rejected")
+    bare = served.stream(**body, specsot=vendor | {"trace": False})[:-1]
+    kinds = {c["specsot"]["event"] for c in bare if "specsot" in c}
+    assert kinds == {"outline", "opened", "wrote", "ended"}
     order = [one["branch"] for one in told if one["event"] == "wrote" and one["branch"] >= 0]
     assert order != sorted(order), "side by side, not one after the other"
     origins = {o for one in told if one["event"] == "wrote" for _, o in one["pieces"]}
