@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 PROBE = 8  # rounds from one unverified tree to the next
 KEPT = 256  # most rows of branches with all features of their rounds
-READ = 4  # rounds from one to the next whose candidates a slow kind keeps
+READ = 8  # rounds from one to the next whose candidates a slow kind keeps
 
 
 class Probe(NamedTuple):
@@ -46,7 +46,8 @@ class AutoDrafter(Drafter):
         self.lookback = main.lookback
         names = [part.settings.kind for part in self.kinds]
         records = {} if context.costs is None else context.costs.kinds
-        self.chooser = KindChooser(names, records)
+        late = (0,) if main.parts[0].kv is not None else ()
+        self.chooser = KindChooser(names, records, late)
         self.every = (self, *(part for kind in self.kinds for part in kind.parts))
         self.head = main.parts[0]
         self.used = main

@@ -4,7 +4,7 @@ counted acceptance and measured times of whole rounds. All numbers are on the ho
 Kinds are numbers. Rounds of 1, 2 to 3, 4 to 7 ... branches are measured apart."""
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from math import sqrt
 from statistics import fmean
@@ -15,10 +15,9 @@ from ..types import DraftSize
 TIMES = 11  # the time of a round is the mean over these many rounds,
 LONGEST = 2  # but so many of them that took longest, when the machine did something else
 DECAY = 0.98  # of the counts of a kind when it is counted again
-TRIAL = 2  # rounds of a trial: the first one may read what was committed before, and is not timed
 SHARE = 0.002  # loss by trials of a kind that was often timed, as a share of the rounds
 LEAST = 16  # fewest rounds between two trials of a kind
-CLOSE = 0.8  # least rate of a kind that competes, relative to the fastest
+CLOSE = 0.9  # least rate of a kind that competes, relative to the fastest
 OPTIMISM = 0.5  # standard errors that a trial adds to the counted tokens
 
 
@@ -27,17 +26,20 @@ class KindRecord:
     """What rounds of one kind gave. weight, tokens, squares: decayed sums over its branches, of
     one, of tokens, and of their squares. times: milliseconds of the last rounds; ms: their mean,
     since the median would leave out the drafts of a kind that drafts in a few rounds only; waited:
-    rounds of others since."""
+    rounds of others since; known: how well its times are known, 0 to TIMES, from these or from
+    another number of branches."""
 
     weight: float = 0.0
     tokens: float = 0.0
     squares: float = 0.0
     waited: int = 0
+    known: int = 0
     ms: float = 0.0
     times: deque[float] = field(default_factory=lambda: deque(maxlen=TIMES))
 
     def time_(self, ms: float) -> None:
         self.times.append(ms)
+        self.known = min(self.known + 1, TIMES)
         kept = max(len(self.times) - LONGEST, (len(self.times) + 1) // 2)
         self.ms = fmean(sorted(self.times)[:kept])
 
@@ -60,17 +62,22 @@ KindRecords = dict[int, list[KindRecord]]  # by the number of bits of the number
 
 
 class KindChooser:
-    """The kind of each round: `choose_` starts a round, `learn_` ends it. choice: the kind's name,
-    the size of its trees, and what is expected of the round; by_owner: as of `Chooser`, unused."""
+    """The kind of each round: `choose_` starts a round, `learn_` ends it. late: kinds whose first
+    round may read what was committed before; it is not timed, and their trials have two rounds.
+    choice: the kind's name, the size of its trees, and what is expected of the round; by_owner: as
+    of `Chooser`, unused."""
 
-    def __init__(self, names: Sequence[str], records: KindRecords) -> None:
+    def __init__(
+        self, names: Sequence[str], records: KindRecords, late: Collection[int] = ()
+    ) -> None:
         self.names = names
         self.records = records
+        self.late = late
         self.chosen = -1
         self.choice = DraftSize(0, 0, 0.0, 0.0)
         self.by_owner: dict[int, tuple[float, float]] = {}
         self._trial = 0  # rounds of the current trial that are left
-        self._repeats = False  # whether the kind of this round is that of the round before
+        self._is_timed = False  # whether the time of this round says what the kind takes
         self._bits = 0
         self._owners: Sequence[int] = ()
         self._start = 0.0
@@ -84,7 +91,7 @@ class KindChooser:
         """The kind for a round of these branches. The round before ends: it is timed, unless none
         of its branches goes on, so that the time may be that of waiting."""
         now = perf_counter()
-        if self._repeats and not set(owners).isdisjoint(self._owners):
+        if self._is_timed and not set(owners).isdisjoint(self._owners):
             self._time_(1e3 * (now - self._start))
         before = self._bits, self.chosen
         self._bits = len(owners).bit_length()
@@ -96,8 +103,8 @@ class KindChooser:
         self._trial = self._trial - 1 if before[0] == self._bits else 0
         if self._trial <= 0:
             self.chosen = self._next(records)
-            self._trial = TRIAL if (self._bits, self.chosen) != before else 0
-        self._repeats = self.chosen == before[1]
+            self._trial = self._rounds(self.chosen) if (self._bits, self.chosen) != before else 0
+        self._is_timed = self.chosen == before[1] or self.chosen not in self.late
         for kind, record in enumerate(records):
             record.waited = 0 if kind == self.chosen else record.waited + 1
         ms = records[self.chosen].ms
@@ -105,12 +112,20 @@ class KindChooser:
         self.choice = DraftSize(0, 0, tokens, ms, kind=self.names[self.chosen])
         return self.chosen
 
+    def _rounds(self, kind: int) -> int:
+        """Of a trial."""
+        return 2 if kind in self.late else 1
+
     def _first_records(self) -> list[KindRecord]:
-        """Of a new number of branches: the figures of the nearest one, but no times."""
+        """Of a new number of branches: the figures of the nearest one, half as well known, but no
+        times."""
         if not self.records:
             return [KindRecord() for _ in self.names]
         nearest = min(self.records, key=lambda bits: abs(bits - self._bits))
-        return [replace(one, waited=0, times=deque(maxlen=TIMES)) for one in self.records[nearest]]
+        return [
+            replace(one, waited=0, known=one.known // 2, times=deque(maxlen=TIMES))
+            for one in self.records[nearest]
+        ]
 
     def _time_(self, ms: float) -> None:
         """Time the kind of this round; times that others had with another number of branches change
@@ -124,8 +139,8 @@ class KindChooser:
 
     def _next(self, records: Sequence[KindRecord]) -> int:
         """A kind that was never timed; else one that is due for a trial, the longest unused one
-        first: the slower a kind seems, and the more often it was timed, the longer it waits; else
-        the fastest."""
+        first: the slower a kind seems, and the better it is known, the longer it waits; else the
+        fastest."""
         kinds = range(len(records))
         for kind in kinds:
             if not records[kind].rate():
@@ -133,7 +148,7 @@ class KindChooser:
         best = max(kinds, key=lambda kind: records[kind].rate())
         for kind in sorted(kinds, key=lambda kind: -records[kind].waited):
             loss = 1 - records[kind].rate(OPTIMISM) / records[best].rate()
-            wait = loss * TRIAL / SHARE * (1 + len(records[kind].times)) / (1 + TIMES)
+            wait = loss * self._rounds(kind) / SHARE * (1 + records[kind].known) / (1 + TIMES)
             if kind != best and records[kind].waited >= max(wait, LEAST):
                 return kind
         return best
