@@ -1,5 +1,5 @@
-"""`specsot serve`: graphs behind OpenAI's API, and a page where one sees answers being decoded.
-`specsot view`: a kept run on that page, forwards and back, at any speed.
+"""`specsot serve`: graphs with OpenAI's API, and a page that shows answers being decoded.
+`specsot view`: a recorded run on that page, forwards and backwards, at any speed.
 `specsot cluster up | status | down`: workers on this machine that stay, models loaded.
 `specsot cluster scale`: how many replicas a server with --workers has."""
 
@@ -74,7 +74,7 @@ def view(
     port: int = option("0: any free one.", default=8001, min=0, max=65535),
     runs_dir: Path = RUNS_DIR,
 ) -> int:
-    """Show a kept run in the browser: its branches side by side, its states, its memory.
+    """Show a recorded run in the browser: its branches, states and memory.
 
     Examples: `specsot view`, `specsot view latest --port 8080`. Nothing is decoded again."""
     _check_packages()
