@@ -54,7 +54,7 @@ def sweep(
 
 @takes("as_json", *SESSION, prompts=PROMPTS)
 def bench(options: RunOptions, experiment: BenchOptions) -> int:
-    """Measure experiments: paired, repeated, with intervals, beside transformers.
+    """Measure experiments: paired, repeated, with intervals, against transformers.
 
     Examples: `specsot bench --list`, `specsot bench drafters --out drafters --plot`,
     `specsot bench eagle dflash --against hf,hf-assisted --repeats 5`,
@@ -93,7 +93,7 @@ def certify(
     every: bool = flag("All shipped graphs.", "--all"),
     out: Path | None = option("Write DIR/GRAPH.md and .json, print no page.", metavar="DIR"),
 ) -> int:
-    """Certify graphs: whether their text is the target's own, compared with transformers.
+    """Check against transformers that the text of graphs is the target's own.
 
     Examples: `specsot certify bim_eagle --quick`,
     `specsot certify graphs/bim_eagle.yaml --dtype float64 --set drafter.num_draft_tokens=12`,
@@ -134,7 +134,7 @@ def simulate(
     as_json: bool = flag("One JSON document.", "--json"),
     runs_dir: Path = RUNS_DIR,
 ) -> None:
-    """Serve arrivals with the real scheduler on a clock of its own, and compare policies.
+    """Run the scheduler on simulated arrivals and a simulated clock, and compare policies.
 
     Examples: `specsot simulate --fit latest --costs costs.json`,
     `specsot simulate bim_eagle --costs costs.json --arrivals bursts:8:40 --parts 2-6`,

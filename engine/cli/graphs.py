@@ -56,12 +56,12 @@ def check(
 
 def show(
     graph: str = graph_argument("A path or a shipped name.", ..., metavar="GRAPH"),
-    full: bool = flag("Instead: the whole graph, with all that it extends.", "--full"),
-    resolved: bool = flag("Instead: what each op became, with its settings.", "--resolved"),
+    full: bool = flag("Instead: the whole graph in one file, without `extends`.", "--full"),
+    resolved: bool = flag("Instead: each op with its function and settings.", "--resolved"),
     draw: bool = flag("Instead: a Mermaid state diagram.", "--mermaid"),
     sets: list[str] | None = SETS,
 ) -> None:
-    """Print a graph: its file as it is, or what it means."""
+    """Print a graph: its file, or its resolved form."""
     if full + resolved + draw > 1:
         raise BadParameter("--full, --resolved and --mermaid are three ways to print a graph")
     if sets and not (full or resolved or draw):
@@ -82,7 +82,7 @@ def list_graphs(
     ops: bool = flag("Instead: the ops, guards and values a graph can use.", "--ops"),
     as_json: bool = JSON,
 ) -> None:
-    """The shipped graphs and what each is for, or the words that a graph can use."""
+    """List the shipped graphs and their purpose, or the ops for graphs."""
     table = op_table()
     if ops:
         print(describe_words(table))
@@ -98,7 +98,7 @@ def schema() -> None:
 
 
 def init(
-    folder: Path = argument("Where to; made if it is not there.", Path(), metavar="DIR"),
+    folder: Path = argument("The folder; created if it does not exist.", Path(), metavar="DIR"),
 ) -> None:
     """Copy the shipped graphs, prompts and settings into a folder, to be changed.
 
@@ -128,7 +128,7 @@ def init(
 
 
 def explanations() -> dict[str, dict[str, str]]:
-    """By code: problems, then exits; explained.yaml says what the keys mean."""
+    """By code: problems, then exits; explained.yaml describes the keys."""
     pages = Source(EXPLAINED.read_text(encoding="utf-8"), EXPLAINED.name).data
     return {str(code): page for code, page in (pages["problems"] | pages["exits"]).items()}
 
@@ -137,7 +137,7 @@ def explain(
     code: str | None = argument("G202, or an exit code; default: a list.", metavar="CODE"),
     as_json: bool = MIRRORED_JSON,
 ) -> None:
-    """What a problem's code or an exit code means: why, a failing example, the mending.
+    """Explain a problem code or an exit code: cause, example, correction.
 
     Examples: `specsot explain G202`, `specsot explain 4`, `specsot explain`."""
     pages = explanations()
@@ -175,7 +175,7 @@ def _page(code: str, page: Mapping[str, str]) -> str:
         if page["right"] != page["wrong"]:
             parts.append(f"Right:\n{_shown(page['right'])}")
         if page.get("when") == "run":
-            parts.append("`specsot check` does not see it: it shows when a run begins.")
+            parts.append("`specsot check` cannot find it; it appears when a run begins.")
     return "\n\n".join([*parts, fill(page["mend"], WIDTH)]) + "\n"
 
 

@@ -28,7 +28,7 @@ NAME = typer.Argument(..., metavar="NAME")
 
 @models.command("list")
 def list_models(cache: Path | None = CACHE, as_json: bool = JSON) -> None:
-    """What can be named: models that are known, and those that are here."""
+    """List the known models and the cached ones."""
     model_cache = ModelCache.of(cache)
     cached = {model.name: model for model in model_cache.models()}
     rows: list[dict[str, Any]] = []
@@ -58,7 +58,7 @@ def get(
     cache: Path | None = CACHE,
     as_json: bool = JSON,
 ) -> None:
-    """Fetch a known model, checked, and print its folder; what broke off is taken up again.
+    """Fetch a known model, check it, print its folder; an interrupted download continues.
 
     Examples: `specsot models get smollm2`, then `specsot run bim_plain --profile smollm2`."""
     folder = str(get_model(name, ModelCache.of(cache), complain, source))
@@ -67,7 +67,7 @@ def get(
 
 @models.command()
 def remove(name: str = NAME, cache: Path | None = CACHE, as_json: bool = JSON) -> None:
-    """Delete a model that `specsot models list` shows, and what is half made of it."""
+    """Delete a cached model and its partial downloads."""
     size = ModelCache.of(cache).remove(name)
     show_result(as_json, [f"{name}: {_size(size)} removed"], removed=name, bytes=size)
 
@@ -85,9 +85,9 @@ def convert(
     target: str | None = option("The model that the drafter of --layout is for.", "--target"),
     as_json: bool = JSON,
 ) -> None:
-    """A GGUF file, or weights that are pickled, as a folder with safetensors; a drafter's layout.
+    """Convert a GGUF file or pickled weights to safetensors, or a drafter to another layout.
 
-    Without OUT it is kept where models are kept, and the same name finds it there."""
+    Without OUT the result is cached, and the same name finds it."""
     if (layout is None) != (target is None):
         raise UsageError("--layout and --target go together")
     other = None if layout is None or target is None else (layout, target)
@@ -99,7 +99,7 @@ def convert(
 def inspect(
     model: str = argument("A folder, a file, a known name or a Hub id.", ...), as_json: bool = JSON
 ) -> int:
-    """What a checkpoint is, which graphs can use it, and what was assumed; exit 4 if none can."""
+    """Describe a checkpoint: usable graphs, assumptions, problems; exit code 4 without a graph."""
     from ...models.load.inspect import inspect_model
 
     report = inspect_model(find_model(model))
@@ -138,14 +138,14 @@ def add(
     files: list[Path] = argument("Texts, or .jsonl of (title, text).", ..., metavar="FILE..."),
     cache_dir: Path = CACHE_DIR,
     max_bytes: int = option(
-        "Beyond these, those used longest ago go.",
+        "Limit of the folder; evicts the least recently used chunks.",
         default=8 << 30,
         min=1,
         envvar="SPECSOT_CACHE_BYTES",
     ),
     chunk_tokens: int = option("Most tokens of a chunk.", default=CHUNK_TOKENS, min=1),
 ) -> None:
-    """Prefill documents, each chunk alone, and keep their K, V and drafter features."""
+    """Prefill the chunks of documents, and store their K, V and drafter features."""
     from ..run.api import add_documents
 
     chunks = [*add_documents(files, options, cache_dir, max_bytes, max_tokens=chunk_tokens)]
@@ -156,7 +156,7 @@ def add(
 
 @cache.command("list")
 def list_chunks(cache_dir: Path = CACHE_DIR, as_json: bool = JSON) -> None:
-    """The cached chunks, those used last at the end."""
+    """List the cached chunks, the most recently used last."""
     chunks, problems = ChunkFiles(cache_dir).list()
     for problem in problems:
         complain(f"warning: {problem}; it is ignored")
@@ -167,12 +167,12 @@ def list_chunks(cache_dir: Path = CACHE_DIR, as_json: bool = JSON) -> None:
 
 @cache.command()
 def drop(
-    keys: list[str] | None = argument("Keys, or how they begin.", metavar="KEY..."),
+    keys: list[str] | None = argument("Keys, or beginnings of keys.", metavar="KEY..."),
     all_of_them: bool = flag("Drop every chunk.", "--all"),
     cache_dir: Path = CACHE_DIR,
     as_json: bool = JSON,
 ) -> None:
-    """Drop cached chunks, damaged ones too."""
+    """Drop cached chunks, also damaged ones."""
     if bool(keys) == all_of_them:
         raise UsageError("give KEYs of `specsot cache list`, or --all")
     files = ChunkFiles(cache_dir)

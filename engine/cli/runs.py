@@ -22,7 +22,7 @@ trace = typer.Typer(help="Traces of recorded runs: export.", no_args_is_help=Tru
 
 @runs.command("list")
 def list_runs(runs_dir: Path = RUNS_DIR, as_json: bool = JSON) -> int:
-    """The kept runs, the newest at the end, a line each; code 1 if a run folder is broken."""
+    """List recorded runs, the newest last; exit code 1 if a run folder is damaged."""
     readable, broken = run_folder.readable_runs(runs_dir)
     rows = [*readable.values()]
     table = [("run", "status", "tokens", "seconds", "model", "digest", "prompt")]
@@ -44,7 +44,7 @@ def list_runs(runs_dir: Path = RUNS_DIR, as_json: bool = JSON) -> int:
 
 @runs.command()
 def show(run: str = RUN, runs_dir: Path = RUNS_DIR) -> None:
-    """The summary of a run: settings, figures, states, parts."""
+    """Print the summary of a run: settings, figures, states, parts."""
     put(run_folder.find_run(run, runs_dir).text("summary.md"))
 
 
@@ -55,7 +55,7 @@ def diff(
     runs_dir: Path = RUNS_DIR,
     as_json: bool = JSON,
 ) -> int:
-    """What differs between two runs: settings, the first token, figures; code 5 if tokens do."""
+    """Compare two runs: settings, the first different token, figures; code 5 if any differs."""
     sides = [run_folder.find_run(name, runs_dir) for name in (first, second)]
     result = run_folder.difference(*sides)
     texts = {name: [shortened(v, 48) for v in both] for name, both in result["settings"].items()}
@@ -89,7 +89,7 @@ def clean(
     dry_run: bool = flag("Only name them.", "--dry-run"),
     runs_dir: Path = RUNS_DIR,
 ) -> None:
-    """Delete recorded runs; unfinished ones and other folders stay."""
+    """Delete recorded runs; unfinished runs and other folders stay."""
     if keep is None and older_than is None:
         raise UsageError("say which: --keep N, --older-than DAYS, or both")
     chosen = run_folder.removable_runs(runs_dir, keep, older_than)
@@ -109,7 +109,7 @@ def export(
     out: Path | None = option("The file [standard output].", "--out"),
     runs_dir: Path = RUNS_DIR,
 ) -> None:
-    """A run's trace in another format.
+    """Export a run's trace in another format.
 
     Example: `specsot trace export latest --out trace.json`, opened in ui.perfetto.dev."""
     from ..record.replay import as_csv, as_perfetto, records_of
@@ -130,7 +130,7 @@ def replay(
     speed: float = option("1 as fast as the run was, 0.1 ten times slower.", default=1.0),
     runs_dir: Path = RUNS_DIR,
 ) -> None:
-    """Watch a kept run again, forwards and back; without a terminal, its last picture as text.
+    """Play a recorded run; without a terminal, print its last picture as text.
 
     Examples: `specsot replay`, `specsot replay latest --speed 0.1`."""
     from rich.console import Console
@@ -164,7 +164,7 @@ def verify_run(
     as_json: bool = JSON,
     threads: int | None = option("CPU threads [the run's].", envvar="SPECSOT_THREADS"),
 ) -> int:
-    """Hold the tokens of a finished run to plain transformers, and to nothing of specsot's.
+    """Compare the tokens of a finished run with plain transformers.
 
     Example: `specsot run bim_eagle`, then `specsot verify-run latest`."""
     from ..certify.verify_run import verify_command

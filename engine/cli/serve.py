@@ -71,7 +71,7 @@ def view(
     port: int = option("0: any free one.", default=8001, min=0, max=65535),
     runs_dir: Path = RUNS_DIR,
 ) -> int:
-    """Show a kept run in the browser: its branches side by side, its states, its memory.
+    """Show a recorded run in the browser: its branches, states and memory.
 
     Examples: `specsot view`, `specsot view latest --port 8080`. Nothing is decoded again."""
     _check_packages()
