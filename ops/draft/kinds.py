@@ -141,15 +141,15 @@ class KindChooser:
         """A kind that was never timed; else one that is due for a trial, the longest unused one
         first: the slower a kind seems, and the better it is known, the longer it waits; else the
         fastest."""
-        kinds = range(len(records))
-        for kind in kinds:
-            if not records[kind].rate():
-                return kind
-        best = max(kinds, key=lambda kind: records[kind].rate())
-        for kind in sorted(kinds, key=lambda kind: -records[kind].waited):
-            loss = 1 - records[kind].rate(OPTIMISM) / records[best].rate()
+        rates = [record.rate() for record in records]
+        if not all(rates):
+            return rates.index(0.0)
+        best = rates.index(max(rates))
+        due = [kind for kind, one in enumerate(records) if kind != best and one.waited >= LEAST]
+        for kind in sorted(due, key=lambda kind: -records[kind].waited):
+            loss = 1 - records[kind].rate(OPTIMISM) / rates[best]
             wait = loss * self._rounds(kind) / SHARE * (1 + records[kind].known) / (1 + TIMES)
-            if kind != best and records[kind].waited >= max(wait, LEAST):
+            if records[kind].waited >= wait:
                 return kind
         return best
 
