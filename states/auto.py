@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 PROBE = 8  # rounds from one unverified tree to the next
 KEPT = 256  # most rows of branches with all features of their rounds
-READ = 8  # rounds from one to the next whose candidates a slow kind keeps
+READ = 16  # rounds from one to the next whose candidates a slow kind keeps
 
 
 class Probe(NamedTuple):
