@@ -85,7 +85,8 @@ def markdown(experiment: Experiment, rows: Rows) -> str:
             title = [heads[at], *(f"{path} {point}" for point in points)]
             places = [[by_place.get((side, point)) for point in points] for side in sides]
             lines = [
-                [side, *("" if row is None else row[at] for row in found)]
+                # Every reference is the first side at the same point.
+                [side, *("" if row is None else row[at].partition(" =")[0] for row in found)]
                 for side, found in zip(sides, places, strict=True)
             ]
             tables.append((title, lines))

@@ -39,6 +39,7 @@ repeats and the other load of the machine. With one repeat an interval shows the
 prompts, not those between runs.
 """
 
+MOST_PUBLISHED = 10  # rows of a table of the papers' figures
 NOTHING = "No result is kept yet.\n"
 
 
@@ -51,8 +52,11 @@ def main() -> None:
         text = json.dumps(result, ensure_ascii=False, separators=(",", ":"))
         (KEPT / f"{_name(result)}.json").write_text(text + "\n", encoding="utf-8")
     parts = [HEAD]
-    for file in sorted(KEPT.glob("*.json")):
-        parts.append("\n".join(_section(json.loads(file.read_text(encoding="utf-8")))))
+    first: dict[str, str] = {}  # by experiment, the section that says what it reproduces
+    results = [json.loads(file.read_text(encoding="utf-8")) for file in KEPT.glob("*.json")]
+    for result in sorted(results, key=_name):
+        described = first.setdefault(result["experiment"]["name"], _name(result))
+        parts.append("\n".join(_section(result, described)))
     PAGE.write_text("\n".join(parts if len(parts) > 1 else [HEAD, NOTHING]), encoding="utf-8")
 
 
@@ -64,16 +68,21 @@ def _name(result: dict[str, Any]) -> str:
     return "-".join([result["experiment"]["name"], *sorted(models), *sorted(dtypes)])
 
 
-def _section(result: dict[str, Any]) -> Iterator[str]:
+def _section(result: dict[str, Any], described: str) -> Iterator[str]:
+    """described: the section with what the experiment reproduces."""
     asked = result["experiment"] | {"name": _name(result)}  # its pictures are named so
     experiment, rows = Experiment.model_validate(asked), [*result["rows"].values()]
-    yield f"## {_name(result)}\n\n{experiment.doc}\n"
-    yield f"Reproduces: {experiment.reproduces}\n" if experiment.reproduces else ""
-    yield from (f"- {one.source}: {one.says}" for one in experiment.reported)
+    yield f"## {experiment.name}\n\n{experiment.doc}\n"
+    if described != experiment.name:
+        yield f"The papers' figures are in the section [{described}](#{described})."
+    else:
+        yield f"Reproduces: {experiment.reproduces}\n" if experiment.reproduces else ""
+        yield from (f"- {one.source}: {one.says}" for one in experiment.reported)
     yield f"\nMeasured with `{_command(result)}`:\n"
     yield markdown(experiment, rows)
     for title, (heads, *cells) in tables_of(experiment, result) if experiment.set_of else ():
-        yield "\n".join((f"{title[0].upper()}{title[1:]}:\n", *markdown_table(heads, cells), ""))
+        shown = cells[:MOST_PUBLISHED] if title.startswith("published") else cells
+        yield "\n".join((f"{title[0].upper()}{title[1:]}:\n", *markdown_table(heads, shown), ""))
     yield from _against(experiment, rows)
     yield from (f"- {line}" for line in measured_words(result))
     yield ""
