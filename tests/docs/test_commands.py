@@ -16,7 +16,7 @@ from helpers.pages import BLOCK, PAGES, REASONS, ROOT, Block, blocks_of, not_run
 
 # Blocks that are shown and not run: a command that is added without being run is added here.
 NOT_RUN: dict[str, dict[str, int]] = {
-    "README.md": {"install": 2, "models": 1, "network": 1},
+    "README.md": {"install": 2, "network": 1},
     "CONTRIBUTING.md": {"checkout": 7, "install": 1},
     "examples/own_drafter/README.md": {"install": 1},
     "examples/eagle1/README.md": {"install": 1},
