@@ -34,6 +34,7 @@ def test_runs_are_listed_shown_exported_compared_and_cleaned(
     two: Any, cli: CommandLine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     Path("runs/notes").mkdir()
+    monkeypatch.setenv("COLUMNS", "300")
     assert cli("runs", "list") == Code.OK
     head, *lines, last = cli.out.splitlines()
     assert head.split() == ["run", "status", "tokens", "seconds", "model", "digest", "prompt"]
