@@ -282,8 +282,7 @@ class Answers:
             note = {"note": message.note} if message.note else None
             yield self._chunk(choice, {}, ended=message, vendor=note, rows=choice.scores.rest())
         elif isinstance(message, Wrote) and self._fields.specsot.stream == "multiplexed":
-            rejected = message.rejected if self._fields.specsot.trace else ()
-            for event in (*message.events, *rejected):
+            for event in (*message.events, *message.rejected):
                 yield self._event_chunk(choice, message.step, event)
         elif isinstance(message, Wrote):
             events = {"step": message.step, "events": [*message.events, *message.rejected]}

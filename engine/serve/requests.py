@@ -240,6 +240,7 @@ class SamplingFields(RequestPart):
             "sampling": self._sampling(),
             "stop": self.stop,
             "timeout": min(timeout, vendor.timeout or timeout),
+            "trace": vendor.trace,
         }
         return [
             draft._replace(

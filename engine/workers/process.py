@@ -101,7 +101,7 @@ class ScoreRows:
 
 class ServedRequest(OpenRequest):
     """The output of one `Submit`. rounds: tokens accepted and drafted in each of its rounds.
-    rejected: texts by branch name, of the rounds since the last output."""
+    rejected: texts by branch name, of the rounds since the last output, if it is traced."""
 
     def __init__(self, message: protocol.Submit, handle: Handle) -> None:
         super().__init__(handle)
@@ -249,7 +249,8 @@ class ServedGraph(WorkerEngine):
             request = self.requests.get(tree.branch.rpartition("/")[0])
             if isinstance(request, ServedRequest):
                 request.rounds.append((accepted, drafted))
-                request.rejected[tree.branch] = self.engine.decode(tree.rejected)
+                if request.message.trace:
+                    request.rejected[tree.branch] = self.engine.decode(tree.rejected)
 
     def step(self) -> None:
         start_time = monotonic()

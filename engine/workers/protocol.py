@@ -43,7 +43,8 @@ class Start(NamedTuple):
 class Submit(NamedTuple):
     """A request. Its id is the prompt's key; the seed as of `specsot run --seed`. raw: the prompt's
     text is tokenized without a template. sampling: differences from the graph's. stop: texts that
-    end the answer. logprobs: alternatives per token, -1: no scores; echo: score the prompt too."""
+    end the answer. logprobs: alternatives per token, -1: no scores; echo: score the prompt too.
+    trace: send rejected drafts."""
 
     graph: Text
     prompt: Prompt
@@ -54,6 +55,7 @@ class Submit(NamedTuple):
     timeout: float | None = None
     logprobs: int = -1
     echo: bool = False
+    trace: bool = False
 
     @property
     def id(self) -> str:

@@ -27,6 +27,7 @@ class EagleHead(PoolModel):
 
     ends: ClassVar[frozenset[str]]
     layer: DecoderLayer
+    lm_head: Linear
     mixes = True
 
     def __init__(self, config: EagleConfig | Eagle3Config) -> None:
@@ -60,6 +61,10 @@ class EagleHead(PoolModel):
             out_NH = self.layer(mixed_NW, residual_NH, 0, inputs, kv=kv)
         return torch.unflatten(self.to_features(out_NH), 0, tokens_BQ.shape)
 
+    def fuse(self, taps_RF: Tensor) -> Tensor:
+        """Target features [R, F] -> the hidden states [R, H] that the drafter takes."""
+        return taps_RF.to(self.dtype)
+
     def mix(self, embedding_NH: Tensor, hidden_NH: Tensor) -> tuple[Tensor, Tensor]:
         """Tokens and the features before them -> attention's input [N, W], the residual [N, H]."""
         raise NotImplementedError
@@ -67,6 +72,10 @@ class EagleHead(PoolModel):
     def to_features(self, out_NH: Tensor) -> Tensor:
         """The layer's output -> the next features."""
         return out_NH
+
+    def logits(self, hidden_RH: Tensor) -> Tensor:
+        """[R, H] of `forward` -> float32 [R, draft vocabulary]."""
+        return wide_logits(hidden_RH, self.lm_head)
 
     def to_target(self, draft_ids: Tensor) -> Tensor:
         """Draft-vocabulary ids -> target ids, same shape."""
@@ -92,17 +101,9 @@ class Eagle(EagleHead):
         vars(self)["layer"] = layer  # not a second parameter
         self.lm_head = Linear(hidden, config.vocab_size, bias=False)
 
-    def fuse(self, taps_RF: Tensor) -> Tensor:
-        """Target features [R, F] -> the hidden states [R, H] that the drafter takes."""
-        return taps_RF.to(self.dtype)
-
     def mix(self, embedding_NH: Tensor, hidden_NH: Tensor) -> tuple[Tensor, Tensor]:
         x_NH = self.fc.forward(torch.cat((embedding_NH, hidden_NH), -1))
         return x_NH, x_NH
-
-    def logits(self, hidden_RH: Tensor) -> Tensor:
-        """[R, H] of `forward` -> float32 [R, draft vocabulary]."""
-        return wide_logits(hidden_RH, self.lm_head)
 
 
 class Eagle3(EagleHead):

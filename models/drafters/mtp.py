@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ..config import DecoderConfig, DecoderShape
-from ..layers import DecoderLayer, Of, RMSNorm, itself, wide_logits
+from ..layers import DecoderLayer, Of, RMSNorm, itself
 from ..linear import Linear
 from .config import EagleConfig
 from .eagle import EMBEDDING, LM_HEAD, EagleHead
@@ -42,10 +42,6 @@ class Mtp(EagleHead):
         self.final_layernorm = RMSNorm(hidden, config.eps)
         self.lm_head = Linear(hidden, config.vocab_size, bias=False)
 
-    def fuse(self, taps_RF: Tensor) -> Tensor:
-        """Target features [R, F] -> the hidden states [R, H] that the drafter takes."""
-        return taps_RF.to(self.dtype)
-
     def mix(self, embedding_NH: Tensor, hidden_NH: Tensor) -> tuple[Tensor, Tensor]:
         both_NW = (self.hidden_layernorm(hidden_NH), self.token_layernorm(embedding_NH))
         x_NH = self.fc.forward(torch.cat(both_NW, -1))
@@ -54,10 +50,6 @@ class Mtp(EagleHead):
     def to_features(self, out_NH: Tensor) -> Tensor:
         normed_NH: Tensor = self.final_layernorm(out_NH)
         return normed_NH
-
-    def logits(self, hidden_RH: Tensor) -> Tensor:
-        """[R, H] of `forward` -> float32 [R, vocabulary]."""
-        return wide_logits(hidden_RH, self.lm_head)
 
     def published(self, of: Of = itself) -> dict[str, Tensor]:
         names = {"fc.weight": "input_proj.weight"}

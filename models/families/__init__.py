@@ -27,9 +27,8 @@ class Family:
     that turns on windows. partial: RoPE may rotate a part of a head. renamed: keys with other names
     than Llama's -> Llama's names. defaults: of keys that a file may lack, if other than Llama's.
     own_code: its files name code of their own, which is not executed; the family `like` computes
-    the same in transformers. gguf: its architecture in
-    GGUF files, "" if they have none. gguf_pairs: there the two numbers of a rotated pair are side
-    by side, and not half a head apart."""
+    the same in transformers. gguf: its architecture in GGUF files, "" if they have none.
+    gguf_pairs: in them the two numbers of a rotated pair are adjacent, not half a head apart."""
 
     name: ClassVar[str]
     max_positions: ClassVar[int]

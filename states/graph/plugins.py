@@ -158,7 +158,7 @@ def _other(block: Any) -> DrafterSettings:
     settings = DRAFTERS.get(kind) if isinstance(kind, str) else None
     if settings is None or settings.has_model or {"or", "rows_per_round", "costs"} & {*values}:
         kinds = ", ".join(kind for kind, block in DRAFTERS.items() if not block.has_model)
-        what = "takes drafters without a model, `or`, `rows_per_round` and `costs`: {kinds}"
+        what = "takes drafters without a model ({kinds}) and no `or`, `rows_per_round` or `costs`"
         raise PydanticCustomError("other", what, {"at": "or", "kinds": kinds})
     try:
         return settings.model_validate(values)

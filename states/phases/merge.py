@@ -65,7 +65,8 @@ class Answer:
 
     @property
     def turn(self) -> PastTurn:
-        """What a conversation continues behind; parts are encoded again, in reading order."""
+        """The turn that the next one of a conversation follows; parts are encoded again, in reading
+        order."""
         outlined = self.outline is not None and bool(self.outline.points)
         return PastTurn(self.question, self.text, () if outlined else self.sections[0].tokens)
 

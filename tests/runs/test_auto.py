@@ -22,7 +22,7 @@ from specsot.states.yaml.source import GraphError
 PROMPTS = [Prompt("1", "Tell me about honey bees."), Prompt("2", "Plan a weekend camping trip.")]
 HEAD = "num_draft_tokens: 6, draft_depth: 3, top_k: 4"
 OTHERS = "or: [recycle, {kind: suffix, num_draft_tokens: 5}, none]"
-WITHOUT = "drafter.or: takes drafters without a model, `or`, `rows_per_round` and `costs`: none,"
+WITHOUT = "drafter.or: takes drafters without a model (none,"
 HOT = "sampling={temperature: 1.3, top_p: 0.95}"
 
 
