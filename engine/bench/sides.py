@@ -1,5 +1,5 @@
 """The sides of a comparison: their models, one run of a prompt by each, its costs, and whether they
-gave the same tokens where they promise to. Only branches behind the same token ids are compared:
+gave the same tokens where they promise to. Only branches after the same token ids are compared:
 another context follows from a difference that is counted where it first occurs."""
 
 from collections import Counter

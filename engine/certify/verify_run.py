@@ -1,4 +1,4 @@
-"""`specsot verify-run`: token ids from the files of a run, held to logits of plain transformers."""
+"""`specsot verify-run`: compare the token ids in the files of a run with plain transformers."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass

@@ -13,7 +13,7 @@ from time import perf_counter
 from ..types import DraftSize
 
 TIMES = 11  # the time of a round is the mean over these many rounds,
-LONGEST = 2  # but so many of them that took longest, when the machine did something else
+LONGEST = 2  # without this many that took longest: the machine did something else
 DECAY = 0.98  # of the counts of a kind when it is counted again
 SHARE = 0.002  # loss by trials of a kind that was often timed, as a share of the rounds
 LEAST = 16  # fewest rounds between two trials of a kind

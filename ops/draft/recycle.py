@@ -14,7 +14,7 @@ from operator import itemgetter
 
 from .ngram import Gram, HostTree, best_tree
 
-SHARES = 0.01, 0.5, 0.5  # of the mass of a context of so many tokens: what a new row takes
+SHARES = 0.01, 0.5, 0.5  # of its mass that a new row takes, by the length of the context
 CONTEXT = len(SHARES) - 1  # tokens of the longest context
 COMMON = 64  # tokens that are kept for the context of no token
 LEAST = 0.002  # a path of a lower chance is not drafted
@@ -24,7 +24,7 @@ Path = tuple[float, Gram]
 
 
 def best(chances: Mapping[int, float], most: int | None = None) -> dict[int, float]:
-    """At most so many tokens, the most probable ones first."""
+    """The tokens by falling chance, all or the first `most`."""
     return dict(sorted(chances.items(), key=itemgetter(1), reverse=True)[:most])
 
 
@@ -58,7 +58,7 @@ class RecycleTable:
 
     def put_(self, context: Gram, chances: Mapping[int, float], *, accepted: bool = True) -> None:
         """A row of at most `width` tokens, best first, after a context of up to CONTEXT tokens, and
-        so after its last ones; what a rejected row offers is not common."""
+        so after its last ones. A rejected row does not count for the context of no token."""
         for size in range(0 if accepted else 1, len(context) + 1):
             gram = context[len(context) - size :]
             known = self.known.pop(gram, None) or Known()

@@ -63,7 +63,7 @@ def largest(nodes: int | Mapping[int, int]) -> int:
 
 
 def most_offered(blocks: Sequence["DrafterSettings"], branches: int) -> int | Mapping[int, int]:
-    """The largest trees that any of these drafters offers, for up to so many active branches."""
+    """The largest trees that any of these drafters offers, for each number of active branches."""
     if len(blocks) == 1:
         return blocks[0].offered
     counts = range(1, branches + 1)
