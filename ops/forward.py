@@ -130,6 +130,7 @@ def forward_(
     node_rows = rows.nodes_ST.view(-1) if some is None else some.rows
     inputs = rows.tokens_BQ, rows.positions_BQ, rows.slots_BQ, attention
     rows_R = torch.cat([node_rows, rows.tips_R])
+    taps = taps if rows.tapped else ()
     output = target.forward(
         *inputs, kv=kv, plan=plan, logit_rows_R=rows_R, taps=taps, blend=rows.blend
     )

@@ -170,7 +170,8 @@ class Rows:
     bound_trees, bound_tips: those that a grammar restricts (host ints).
     sampler: of the trees' branches, then of the tips'; None if all take the best token.
     packed_trees, tree_segment_R: the nodes' rows if only the device knows them, and int64, the
-        number of each row's segment. live: the nodes' rows if trees differ in size."""
+        number of each row's segment. live: the nodes' rows if trees differ in size.
+    tapped: a drafter reads the target's features of these rows, if it reads any."""
 
     tokens_BQ: Tensor
     positions_BQ: Tensor
@@ -192,6 +193,7 @@ class Rows:
     live: LiveNodes | None = None
     tree_segment_R: Tensor | None = None
     blend: Blend | None = None
+    tapped: bool = True
 
     @property
     def trees(self) -> int:

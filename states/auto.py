@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from time import perf_counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ..ops.draft.kinds import KindChooser
+from ..ops.draft.kinds import KindChooser, KindRecords
 from .drafter import DraftContext, Drafter
 from .graph.drafter_settings import nodes_for
 
@@ -17,9 +18,12 @@ if TYPE_CHECKING:
     from .request import Branch
     from .round import CommittedRows, RoundResult
 
-PROBE = 8  # rounds from one unverified tree to the next
+PROBE = 16  # rounds from one unverified tree to the next
 KEPT = 256  # most rows of branches with all features of their rounds
-READ = 16  # rounds from one to the next whose candidates a slow kind keeps
+OPENING = 32  # first rounds of a session, from which every drafter learns
+FOLLOWING = 0.01  # later, the share of the time that a drafter without the round may learn in
+CANDIDATES = 2.0  # time of learning with the target's part of it, relative to the host's
+AGAIN = 32  # requests of which one is read by a hopeless head
 
 
 class Probe(NamedTuple):
@@ -34,7 +38,8 @@ class Probe(NamedTuple):
 class AutoDrafter(Drafter):
     """A main drafter and others, which have no model. All of them follow the text: the main one
     reads a prompt at once, and the rows of rounds without it when it drafts again (`kept`); those
-    that keep the target's best tokens do so in every round, or in fewer while they seem slow.
+    that keep the target's best tokens do so in the rounds of others as far as it costs little.
+    While the main one is hopeless, it reads and drafts for one of AGAIN requests only.
 
     What the others would have gained is known without a forward: now and then one of them drafts
     a tree that is not verified, but compared with the tokens that follow (`Probe`)."""
@@ -45,16 +50,17 @@ class AutoDrafter(Drafter):
         self.kinds = (main, *others)
         self.lookback = main.lookback
         names = [part.settings.kind for part in self.kinds]
-        records = {} if context.costs is None else context.costs.kinds
+        records = KindRecords() if context.costs is None else context.costs.kinds
         late = (0,) if main.parts[0].kv is not None else ()
         self.chooser = KindChooser(names, records, late)
         self.every = (self, *(part for kind in self.kinds for part in kind.parts))
         self.head = main.parts[0]
         self.used = main
         self.kept: list[CommittedRows] = []
-        pairs = enumerate(self.kinds)
-        self.learners = [(n, part) for n, kind in pairs for part in kind.parts if part.learns]
-        self._learning: list[Drafter] = []  # in this round
+        self.learners = [part for kind in self.kinds for part in kind.parts if part.learns]
+        self._learning: list[Drafter] = []  # in this round, besides the drafter of the round
+        self._learning_ms = 0.0  # of the last round in which any learned
+        self._saved_ms = 0.0  # for learning
         self._rounds = 0
         self._probe: Probe | None = None
 
@@ -62,11 +68,19 @@ class AutoDrafter(Drafter):
     def parts(self) -> tuple[Drafter, ...]:
         return self.every
 
+    def reads(self) -> bool:
+        if self.head.kv is None or not self.chooser.is_hopeless(0):
+            return True
+        records = self.chooser.records
+        records.refused = (records.refused + 1) % AGAIN
+        return not records.refused
+
     def intake_(self, *, attention: str = "auto") -> Any:
         """Rows that the main drafter only reads in this round, or None, and those of the drafter of
         this round."""
         active = self.active
-        chosen = self.chooser.choose_([branch.owner for branch in active])
+        is_read = all(branch.request.drafted for branch in active)
+        chosen = self.chooser.choose_([branch.owner for branch in active], is_late=is_read)
         self.used = self.kinds[chosen]
         for kind in self.kinds:
             for part in kind.parts:
@@ -80,13 +94,14 @@ class AutoDrafter(Drafter):
             rows = self.main.intake_(attention=attention)
             unread = None if isinstance(rows, tuple) else rows
         self._rounds += 1
-        every = self._rounds % READ == 0
-        self._learning = [
-            part for n, part in self.learners if n != chosen and (every or self.chooser.competes(n))
-        ]
+        self._saved_ms += FOLLOWING * self.chooser.choice.ms
+        self._learning = []
+        if self.chooser.records.rounds <= OPENING or self._saved_ms >= self._learning_ms:
+            self._learning = [part for part in self.learners if part not in self.used.parts]
         batch = self.used.intake_(attention=attention)
         size = self.used.num_nodes(len(active)) if self.used.settings.drafts else 0
-        self.chooser.choice = replace(self.chooser.choice, size=size)
+        if size:
+            self.chooser.choice = replace(self.chooser.choice, size=size)
         return unread, batch
 
     def root(self, batch: Any) -> tuple[DraftRows | None, Any]:
@@ -107,6 +122,10 @@ class AutoDrafter(Drafter):
     def observe(self, rows: CommittedRows) -> None:
         for kind in self.kinds[1:]:
             kind.observe(rows)
+        table = self.context.table
+        request = table.open[rows.owner] if rows.branch is None else rows.branch.request
+        if not request.drafted:
+            return
         self.kept.append(rows)
         waits = self.head.waits and rows.is_path and self.head.kv is not None
         if not waits or len(self.kept) >= KEPT:
@@ -126,8 +145,12 @@ class AutoDrafter(Drafter):
     def learn(
         self, branches: Sequence[Branch], result: RoundResult, paths: Sequence[Sequence[int]]
     ) -> tuple[GammaRecord, ...]:
-        for part in self._learning:
-            part.learn(branches, result, paths)
+        if self._learning and branches:
+            start = perf_counter()
+            for part in self._learning:
+                part.learn(branches, result, paths)
+            self._learning_ms = CANDIDATES * 1e3 * (perf_counter() - start)
+            self._saved_ms = 0.0
         if branches:
             self.chooser.learn_([len(path) for path in paths])
             self._probe_(branches)

@@ -29,8 +29,10 @@ class BatchBuilder:
         sampler = self.kv_cache.samplers.of(drawing) if sampled else None
         blend = None if self.kv_cache.blend is None else self.kv_cache.blend.rows(spans, placed)
         rows = placed.rows
-        if sampler is not None or blend is not None:
-            rows = replace(rows, sampler=sampler, blend=blend)
+        drafted = [branch.request.drafted for branch in ran]
+        drafted += [self.table.open[span.request].drafted for span in spans]
+        if sampler is not None or blend is not None or not any(drafted):
+            rows = replace(rows, sampler=sampler, blend=blend, tapped=any(drafted))
         return Batch(
             rows=rows,
             placed=placed,

@@ -86,6 +86,7 @@ class Drafter:
         self.model = context.model
         self.kv: Any = context.kv
         self._num_nodes: dict[int, int] = {}  # by number of branches
+        self._no_drafts: dict[int, Proposal] = {}  # by number of branches
         self.inbox: list[PendingRows] = []
         self.columns_F: Tensor | None = None
         self.chooser: Any = None  # of the sizes that are left open, or of drafters
@@ -138,14 +139,19 @@ class Drafter:
 
     # -- a round ----------------------------------------------------------------------------------
 
+    def reads(self) -> bool:
+        """Whether it reads the rows of a request that starts now, and may draft for it."""
+        return True
+
     def serves(self, branch: Branch) -> bool:
-        return self.context.outlines in (None, branch.is_root)
+        is_read = self.kv is None or branch.request.drafted
+        return is_read and self.context.outlines in (None, branch.is_root)
 
     @property
     def active(self) -> list[Branch]:
         """The running branches that it drafts for, in the order of its [S, ...] tensors."""
         active = self.context.table.active
-        if self.context.outlines is None:
+        if self.context.outlines is None and self.kv is None:
             return active
         return [branch for branch in active if self.serves(branch)]
 
@@ -198,12 +204,16 @@ class Drafter:
         """Trees [S, 0]: verifying them is one ordinary decoding step of all branches."""
         import torch
 
-        from ..ops.types import NO_WORK, Proposal
+        from ..ops.types import Proposal
 
-        with torch.inference_mode(False):
-            none_S0 = torch.zeros(branches, 0, dtype=torch.int64, device=self.context.layout.device)
-            nodes = none_S0, none_S0, none_S0, none_S0.bool(), none_S0.float()
-        return Proposal(*nodes, levels=0, is_chain=True, work=work or NO_WORK)
+        if branches not in self._no_drafts:
+            device = self.context.layout.device
+            with torch.inference_mode(False):
+                none_S0 = torch.zeros(branches, 0, dtype=torch.int64, device=device)
+                nodes = none_S0, none_S0, none_S0, none_S0.bool(), none_S0.float()
+            self._no_drafts[branches] = Proposal(*nodes, levels=0, is_chain=True)
+        proposal = self._no_drafts[branches]
+        return proposal if work is None else replace(proposal, work=work)
 
     def num_nodes(self, branches: int) -> int:
         """Drafted tokens of each tree while `branches` branches share the round; 0: no drafts."""
@@ -315,6 +325,9 @@ class TwoDrafters(Drafter):
     @property
     def parts(self) -> tuple[Drafter, ...]:
         return (*self.main.parts, *self.outlines.parts)
+
+    def reads(self) -> bool:
+        return any(part.reads() for part in self.both)
 
     def intake_(self, *, attention: str = "auto") -> Any:
         return tuple(

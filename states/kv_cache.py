@@ -162,8 +162,10 @@ class PrefixCacheManager:
         request = branch.request
         ids = np.array([*request.body, *branch.rows], np.int32)
         place = ids, len(ids), request.cache_salt
-        if not len(request.common_prompt) and self.cache.reusable(*place) > request.body_size:
-            branch.first_own_row = self.cache.attach_(branch.owner, *place)
+        drafts = request.drafted
+        rows = self.cache.reusable(*place, drafts=drafts)
+        if not len(request.common_prompt) and rows > request.body_size:
+            branch.first_own_row = self.cache.attach_(branch.owner, *place, drafts=drafts)
             self.cache.figures.reused += branch.first_own_row
 
     def detach_branch_(self, branch: Branch) -> None:
@@ -250,7 +252,7 @@ class PrefixCacheManager:
 
 def _drafts(request: Request) -> bool:
     """Whether a drafter will read the rows of a waiting request: not for an answer of one token."""
-    return bool(request.branches) or request.remaining_tokens > 1
+    return request.drafted and (bool(request.branches) or request.remaining_tokens > 1)
 
 
 class CopyingPrefixCacheManager(PrefixCacheManager):

@@ -243,6 +243,7 @@ class Request:
     given_outline: of `--outline FILE`, prefilled as `given_ids`. documents: searched for branches.
     cancelled: it ends at the next step with `finish` and the reason `why`. step: the first one that
         considered it. deadline: of `time.monotonic()`. exclusive: it runs alone.
+    drafted: whether drafters with a pool read its rows (`Drafter.reads`).
     cache_salt: only requests with the same salt share cached rows. closing_ids: end a text under a
         grammar, as `stop_ids` do otherwise. combine: prompt of the answer that combines parts in
         place; most_parts: upper bound of their number; isolated: why they are not combined."""
@@ -284,6 +285,7 @@ class Request:
     step: int = 0
     deadline: float | None = None
     exclusive: bool = False
+    drafted: bool = True
     cache_salt: str = ""
     closing_ids: frozenset[int] = frozenset()
     samples: int = 1

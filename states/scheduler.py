@@ -322,6 +322,9 @@ class Scheduler:
             intake.full |= crowded or strict or self.steps - request.step > self.block.max_wait
         for item in popped:  # requests that do start are skipped when they are popped again
             heappush(self._queue, item)
+        for request in intake.requests:
+            if request.stage is Stage.WAITING and not request.shared:
+                request.drafted = self.kv_cache.drafter.reads()
         if prefixes is not None and intake.requests:
             intake.requests = prefixes.select_(intake.requests)
         return intake

@@ -17,8 +17,10 @@ LONGEST = 2  # without this many that took longest: the machine did something el
 DECAY = 0.98  # of the counts of a kind when it is counted again
 SHARE = 0.002  # loss by trials of a kind that was often timed, as a share of the rounds
 LEAST = 16  # fewest rounds between two trials of a kind
-CLOSE = 0.9  # least rate of a kind that competes, relative to the fastest
 OPTIMISM = 0.5  # standard errors that a trial adds to the counted tokens
+STAY = 0.98  # least rate of the current kind, relative to the fastest, that keeps it
+HOPELESS = 0.85  # a kind is given up whose rate is surely below this part of the fastest one's
+SURELY = 2.0  # standard errors of its tokens
 
 
 @dataclass(slots=True)
@@ -49,16 +51,29 @@ class KindRecord:
         self.tokens = DECAY * self.tokens + sum(tokens)
         self.squares = DECAY * self.squares + sum(count * count for count in tokens)
 
-    def rate(self, optimism: float = 0.0) -> float:
-        """Expected tokens of a branch per millisecond of a round."""
-        if not (self.weight and self.ms > 0):
+    @property
+    def rate(self) -> float:
+        """Expected tokens of a branch per millisecond of a round; 0 if they are not known."""
+        return self.tokens / self.weight / self.ms if self.weight and self.ms > 0 else 0.0
+
+    def optimistic_rate(self, optimism: float, least_spread: float) -> float:
+        """The rate with `optimism` standard errors more tokens, whose variance is `least_spread` or
+        more."""
+        if not self.rate:
             return 0.0
         mean = self.tokens / self.weight
-        spread = max(self.squares / self.weight - mean * mean, 0.0) + 0.1
+        spread = max(self.squares / self.weight - mean * mean, least_spread)
         return (mean + optimism * sqrt(spread / self.weight)) / self.ms
 
 
-KindRecords = dict[int, list[KindRecord]]  # by the number of bits of the number of branches
+@dataclass(slots=True)
+class KindRecords:
+    """What all runs of a session count. of: by the number of bits of the number of branches;
+    rounds: of all kinds; refused: requests since a late kind was last allowed."""
+
+    of: dict[int, list[KindRecord]] = field(default_factory=dict)
+    rounds: int = 0
+    refused: int = 0
 
 
 class KindChooser:
@@ -79,17 +94,19 @@ class KindChooser:
         self._trial = 0  # rounds of the current trial that are left
         self._is_timed = False  # whether the time of this round says what the kind takes
         self._bits = 0
+        self._current = -1  # the kind of the last round that was not a trial
         self._owners: Sequence[int] = ()
         self._start = 0.0
 
     @property
     def record(self) -> KindRecord:
         """Of the kind and the number of branches of this round."""
-        return self.records[self._bits][self.chosen]
+        return self.records.of[self._bits][self.chosen]
 
-    def choose_(self, owners: Sequence[int]) -> int:
+    def choose_(self, owners: Sequence[int], *, is_late: bool = True) -> int:
         """The kind for a round of these branches. The round before ends: it is timed, unless none
-        of its branches goes on, so that the time may be that of waiting."""
+        of its branches goes on, so that the time may be that of waiting. is_late: allow late kinds.
+        """
         now = perf_counter()
         if self._is_timed and not set(owners).isdisjoint(self._owners):
             self._time_(1e3 * (now - self._start))
@@ -97,18 +114,20 @@ class KindChooser:
         self._bits = len(owners).bit_length()
         self._owners = owners
         self._start = now
-        if self._bits not in self.records:
-            self.records[self._bits] = self._first_records()
-        records = self.records[self._bits]
+        if self._bits not in self.records.of:
+            self.records.of[self._bits] = self._first_records()
+        self.records.rounds += 1
+        records = self.records.of[self._bits]
+        kinds = [kind for kind in range(len(records)) if is_late or kind not in self.late]
         self._trial = self._trial - 1 if before[0] == self._bits else 0
-        if self._trial <= 0:
-            self.chosen = self._next(records)
+        if self._trial <= 0 or self.chosen not in kinds:
+            self.chosen = self._next(records, kinds)
             self._trial = self._rounds(self.chosen) if (self._bits, self.chosen) != before else 0
         self._is_timed = self.chosen == before[1] or self.chosen not in self.late
         for kind, record in enumerate(records):
             record.waited = 0 if kind == self.chosen else record.waited + 1
         ms = records[self.chosen].ms
-        tokens = len(owners) * records[self.chosen].rate() * ms
+        tokens = len(owners) * records[self.chosen].rate * ms
         self.choice = DraftSize(0, 0, tokens, ms, kind=self.names[self.chosen])
         return self.chosen
 
@@ -119,12 +138,12 @@ class KindChooser:
     def _first_records(self) -> list[KindRecord]:
         """Of a new number of branches: the figures of the nearest one, half as well known, but no
         times."""
-        if not self.records:
+        if not self.records.of:
             return [KindRecord() for _ in self.names]
-        nearest = min(self.records, key=lambda bits: abs(bits - self._bits))
+        nearest = min(self.records.of, key=lambda bits: abs(bits - self._bits))
         return [
             replace(one, waited=0, known=one.known // 2, times=deque(maxlen=TIMES))
-            for one in self.records[nearest]
+            for one in self.records.of[nearest]
         ]
 
     def _time_(self, ms: float) -> None:
@@ -133,30 +152,36 @@ class KindChooser:
         record = self.record
         if record.ms and not record.times:
             factor = ms / record.ms
-            for one in self.records[self._bits]:
+            for one in self.records.of[self._bits]:
                 one.ms *= 1.0 if one.times else factor
         record.time_(ms)
 
-    def _next(self, records: Sequence[KindRecord]) -> int:
+    def _next(self, records: Sequence[KindRecord], kinds: Sequence[int]) -> int:
         """A kind that was never timed; else one that is due for a trial, the longest unused one
         first: the slower a kind seems, and the better it is known, the longer it waits; else the
-        fastest."""
-        rates = [record.rate() for record in records]
-        if not all(rates):
-            return rates.index(0.0)
-        best = rates.index(max(rates))
-        due = [kind for kind, one in enumerate(records) if kind != best and one.waited >= LEAST]
+        current one, or one that is clearly faster."""
+        rates = {kind: records[kind].rate for kind in kinds}
+        if not all(rates.values()):
+            return next(kind for kind in kinds if not rates[kind])
+        fastest = max(kinds, key=rates.__getitem__)
+        due = [kind for kind in kinds if kind != fastest and records[kind].waited >= LEAST]
         for kind in sorted(due, key=lambda kind: -records[kind].waited):
-            loss = 1 - records[kind].rate(OPTIMISM) / rates[best]
+            loss = 1 - records[kind].optimistic_rate(OPTIMISM, 0.1) / rates[fastest]
             wait = loss * self._rounds(kind) / SHARE * (1 + records[kind].known) / (1 + TIMES)
             if records[kind].waited >= wait:
                 return kind
-        return best
+        if rates.get(self._current, 0.0) < STAY * rates[fastest]:
+            self._current = fastest
+        return self._current
 
-    def competes(self, kind: int) -> bool:
-        """Whether a kind seems nearly as fast as that of this round."""
-        records = self.records[self._bits]
-        return records[kind].rate(OPTIMISM) >= CLOSE * records[self.chosen].rate()
+    def is_hopeless(self, kind: int) -> bool:
+        """Whether a kind is surely slower than another one with every number of branches with which
+        it was timed."""
+        tried = [records for records in self.records.of.values() if records[kind].times]
+        return bool(tried) and all(
+            records[kind].optimistic_rate(SURELY, 1.0) < HOPELESS * max(one.rate for one in records)
+            for records in tried
+        )
 
     def learn_(self, tokens: Sequence[int]) -> None:
         """Tokens that each branch of the round got."""
@@ -164,4 +189,4 @@ class KindChooser:
 
     def learn_of_(self, kind: int, tokens: int) -> None:
         """Tokens that a branch would have got from another kind."""
-        self.records[self._bits][kind].count_([tokens])
+        self.records.of[self._bits][kind].count_([tokens])

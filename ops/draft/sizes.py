@@ -59,7 +59,7 @@ class RoundCosts:
     target: Curve
     drafter: Curve
     overhead: float | None = None
-    kinds: KindRecords = field(default_factory=dict)
+    kinds: KindRecords = field(default_factory=KindRecords)
 
     def catching_up(self, unread: int, branches: int) -> float:
         """Extra milliseconds of the drafter's first forward for more unread rows than usual."""

@@ -16,6 +16,7 @@ from specsot.ops.draft import kinds as kinds_file
 from specsot.ops.draft.kinds import KindChooser
 from specsot.ops.draft.ngram import HostTree
 from specsot.ops.draft.recycle import RecycleTable
+from specsot.states import auto as auto_file
 from specsot.states.auto import matched
 from specsot.states.yaml.source import GraphError
 
@@ -40,7 +41,7 @@ def in_turn(monkeypatch: pytest.MonkeyPatch, *kinds: int) -> None:
     """The kinds with these numbers have the rounds, in this order, again and again."""
     turns = cycle(kinds)
     monkeypatch.setattr(kinds_file.KindChooser, "_rounds", lambda *_: 1)
-    monkeypatch.setattr(KindChooser, "_next", lambda self, records: next(turns))
+    monkeypatch.setattr(KindChooser, "_next", lambda *_: next(turns))
 
 
 def trees_of(rounds: list[Any]) -> dict[Any, Any]:
@@ -84,16 +85,67 @@ def test_a_drafter_reads_the_rounds_without_it_before_it_drafts_again(
 
 def test_candidates_are_kept_of_rounds_of_other_drafters(monkeypatch: pytest.MonkeyPatch) -> None:
     in_turn(monkeypatch, 0)
+    monkeypatch.setattr(auto_file, "FOLLOWING", 0.0)
     put: list[Any] = []
     monkeypatch.setattr(RecycleTable, "put_", lambda *known, **_: put.append(known))
     counts = []
-    for competes in (True, False):
+    for opening in (1000, 0):  # later, as far as it costs little
         put.clear()
-        monkeypatch.setattr(KindChooser, "competes", lambda self, kind, competes=competes: competes)
+        monkeypatch.setattr(auto_file, "OPENING", opening)
         _, meter, _ = played(f"drafter={{kind: eagle3, {HEAD}, or: [recycle]}}")
         counts.append(len(put))
     assert counts[0] >= meter.drafted + meter.lengths.total(), "every row of every round"
     assert 0 < counts[1] < counts[0] / 2
+
+
+@pytest.mark.parametrize("layout", ["bim", "batching", "paged"])
+@pytest.mark.parametrize("main", [f"eagle3, {HEAD}", "vanilla"])
+def test_a_hopeless_drafter_reads_some_requests_only(
+    main: str, layout: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The others are not drafted for, next to one that is; their rows are cached all the same."""
+    prompts = [Prompt(str(n), PROMPTS[n % 2].text) for n in range(6)]
+    sets = (f"layout.kind={layout}", "layout.max_num_branches=6")
+    expected = played(*sets, prompts=prompts)[0]
+    monkeypatch.setattr(KindChooser, "is_hopeless", lambda *_: True)
+    monkeypatch.setattr(auto_file, "AGAIN", 2)
+    drafted: list[tuple[bool, ...]] = []
+    choose_ = KindChooser.choose_
+
+    def seen_(self: KindChooser, owners: Sequence[int], *, is_late: bool = True) -> int:
+        kind = choose_(self, owners, is_late=is_late)
+        drafted.append((is_late, kind == 0))
+        return kind
+
+    monkeypatch.setattr(KindChooser, "choose_", seen_)
+    digest, _, _ = played(f"drafter={{kind: {main}, or: [recycle, none]}}", *sets, prompts=prompts)
+    assert digest == expected
+    assert (False, False) in drafted and (False, True) not in drafted
+    assert (True, True) in drafted, "while only branches that it reads are active"
+
+
+def test_rows_of_a_request_without_the_drafter_are_of_no_use_to_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The second request has the same prompt, and the drafter reads all of it again; the third one
+    continues after the rows of the first."""
+    text = 9 * "Tell me about honey bees, and about the flowers that they like best. "
+    prompts = [Prompt(key, text) for key in "123"]
+    sets = ("layout.max_num_branches=1", f"drafter={{kind: eagle3, {HEAD}, or: [none]}}")
+    monkeypatch.setattr(KindChooser, "_next", lambda self, records, kinds: kinds[0])
+    monkeypatch.setattr(auto_file, "AGAIN", 2)
+    reused: list[int] = []
+    trees = []
+    for hopeless in (False, True):
+        monkeypatch.setattr(KindChooser, "is_hopeless", lambda *_, hopeless=hopeless: hopeless)
+        session = open_session("autoregressive", sets=sets, threads=1, max_new_tokens=24)
+        records: list[Any] = []
+        run, _, _ = perform(session, prompts, write=records.append)
+        reused.append(run.manager.prefixes.figures.reused)
+        trees.append(trees_of([one for one in records if one.get("trees")]))
+        run.close()
+    assert reused[0] > 1.9 * reused[1] > 0
+    assert 0 < len(trees[1]) < len(trees[0]) and trees[1].items() <= trees[0].items()
 
 
 def test_what_another_drafter_would_have_given_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -101,6 +153,7 @@ def test_what_another_drafter_would_have_given_is_counted(monkeypatch: pytest.Mo
     in_turn(monkeypatch, 0)
     found: list[tuple[int, int]] = []
     monkeypatch.setattr(KindChooser, "learn_of_", lambda self, *kind: found.append(kind))
+    monkeypatch.setattr(auto_file, "PROBE", 8)
     block = "drafter={kind: recycle, or: [none, suffix]}"
     twice = [Prompt(key, "Tell me about honey bees.") for key in "12"]
     played(block, "layout.max_num_branches=1", prompts=twice)

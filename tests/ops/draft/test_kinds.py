@@ -47,7 +47,7 @@ def play(
 def test_the_kind_with_most_tokens_per_millisecond_has_nearly_all_rounds(
     ms: tuple[float, ...], tokens: tuple[int, ...], best: str, clock: list[float]
 ) -> None:
-    chooser = KindChooser(NAMES, {}, late=[0])
+    chooser = KindChooser(NAMES, KindRecords(), late=[0])
     played = play(chooser, clock, ms, tokens, rounds=600)
     assert played[:4] == ["head", "head", "table", "none"], "a late kind is timed in a second round"
     assert played.count(best) > 550 and set(played[4:]) == {*NAMES}, "with trials"
@@ -58,47 +58,71 @@ def test_the_kind_with_most_tokens_per_millisecond_has_nearly_all_rounds(
 
 
 def test_a_slower_kind_waits_longer_for_a_trial(clock: list[float]) -> None:
-    played = play(KindChooser(NAMES, {}), clock, (10.0, 10.5, 30.0), (2, 2, 1), rounds=900)
+    played = play(
+        KindChooser(NAMES, KindRecords()), clock, (10.0, 10.5, 30.0), (2, 2, 1), rounds=900
+    )
     assert played.count("table") > 3 * played.count("none") > 0
     assert played.index("table", len(NAMES)) >= LEAST
 
 
 def test_a_choice_follows_when_times_change(clock: list[float]) -> None:
-    chooser = KindChooser(NAMES, {})
+    chooser = KindChooser(NAMES, KindRecords())
     play(chooser, clock, (9.0, 6.0, 5.0), (3, 1, 1), rounds=50)
     played = play(chooser, clock, (20.0, 6.0, 5.0), (3, 1, 1), rounds=60)
     assert played[-1] == "none" and played.count("head") < 2 * TIMES
 
 
 def test_tokens_that_a_kind_would_have_given_count(clock: list[float]) -> None:
-    chooser = KindChooser(NAMES, {})
+    chooser = KindChooser(NAMES, KindRecords())
     play(chooser, clock, (5.0, 6.0, 5.0), (2, 1, 1), rounds=30)
     for _ in range(30):
         chooser.learn_of_(1, 8)
     assert play(chooser, clock, (5.0, 6.0, 5.0), (2, 8, 1), rounds=3)[-1] == "table"
-    record = chooser.records[1][1]
+    record = chooser.records.of[1][1]
     assert record.tokens / record.weight > 6 and record.weight < 1 / (1 - DECAY)
 
 
 def test_runs_share_figures_and_a_new_number_of_branches_begins_with_the_nearest(
     clock: list[float],
 ) -> None:
-    records: KindRecords = {}
+    records = KindRecords()
     play(KindChooser(NAMES, records), clock, (9.0, 6.0, 5.0), (3, 1, 1), rounds=40)
     again = KindChooser(NAMES, records)
     assert play(again, clock, (9.0, 6.0, 5.0), (3, 1, 1), rounds=1) == ["head"]
     played = play(again, clock, (45.0, 12.0, 10.0), (3, 1, 1), rounds=3, branches=8)
-    assert played == ["head"] * 3 and set(records) == {1, 4}
-    assert [record.ms for record in records[4]] == pytest.approx([45.0, 30.0, 25.0]), "5 times"
+    assert played == ["head"] * 3 and set(records.of) == {1, 4}
+    assert [record.ms for record in records.of[4]] == pytest.approx([45.0, 30.0, 25.0]), "5 times"
     played = play(again, clock, (45.0, 12.0, 10.0), (3, 1, 1), rounds=900, branches=8)
     assert played.index("none") >= LEAST and played[-1] == "none", "found by a trial"
 
 
 def test_neither_the_first_round_of_a_late_kind_nor_waiting_is_timed(clock: list[float]) -> None:
-    chooser = KindChooser(NAMES, {}, late=[0])
+    chooser = KindChooser(NAMES, KindRecords(), late=[0])
     for owner, ms in ((0, 70.0), (0, 900.0), (1, 5.0)):
         assert chooser.choose_([owner]) == 0
         chooser.learn_([2])
         clock[0] += ms / 1e3
     assert chooser.choose_([1]) == 1
-    assert [*chooser.records[1][0].times] == pytest.approx([5.0])
+    assert [*chooser.records.of[1][0].times] == pytest.approx([5.0])
+
+
+def test_a_late_kind_that_was_clearly_slower_is_hopeless(clock: list[float]) -> None:
+    chooser = KindChooser(NAMES, KindRecords(), late=[0])
+    assert not chooser.is_hopeless(0)
+    play(chooser, clock, (24.0, 6.0, 5.0), (3, 1, 1), rounds=2)
+    assert not chooser.is_hopeless(0), "nothing else was tried"
+    play(chooser, clock, (24.0, 6.0, 5.0), (3, 1, 1), rounds=4)
+    assert not chooser.is_hopeless(0), "one trial says little about its tokens"
+    play(chooser, clock, (24.0, 6.0, 5.0), (3, 1, 1), rounds=900)
+    assert chooser.is_hopeless(0) and not chooser.is_hopeless(2)
+    assert 0 not in {chooser.choose_([1], is_late=False) for _ in range(900)}
+    play(chooser, clock, (24.0, 6.0, 5.0), (9, 1, 1), rounds=900, branches=4)
+    assert not chooser.is_hopeless(0), "it is the best for four branches"
+
+
+def test_a_kind_that_is_hardly_slower_stays(clock: list[float]) -> None:
+    played = play(KindChooser(NAMES, KindRecords()), clock, (5.05, 5.0, 9.0), (1, 1, 1), rounds=200)
+    assert played.count("table") > 150
+    chooser = KindChooser(NAMES, KindRecords())
+    play(chooser, clock, (4.9, 5.0, 9.0), (1, 1, 1), rounds=50)
+    assert play(chooser, clock, (5.05, 5.0, 9.0), (1, 1, 1), rounds=80).count("table") < 9
