@@ -66,11 +66,6 @@ def label(experiment: Experiment, row: Mapping[str, Any]) -> str:
     return experiment.labels.get(side, side)
 
 
-def markdown(experiment: Experiment, rows: Rows) -> str:
-    texts = ["".join(f"{line}\n" for line in markdown_table(*t)) for t in tables(experiment, rows)]
-    return "\n".join(texts)
-
-
 def tables(experiment: Experiment, rows: Rows) -> list[tuple[list[str], list[list[str]]]]:
     """Headings and cells of a table of all rows; of sides that are compared at the points of one
     setting, of a table for each figure, with a column for each point."""
@@ -146,13 +141,13 @@ def _by_side(names: Sequence[str], columns: Mapping[str, Sequence[str]]) -> Tabl
 def page(
     experiment: Experiment, result: Mapping[str, Any], notes: Iterable[str], facts: Iterable[str]
 ) -> str:
-    rows = [*result["rows"].values()]
-    title = f"# {experiment.name}\n\n{experiment.doc}\n\n{markdown(experiment, rows)}"
+    lines = [f"# {experiment.name}", "", experiment.doc, ""]
+    for table in tables(experiment, [*result["rows"].values()]):
+        lines += [*markdown_table(*table), ""]
     for name, (heads, *cells) in tables_of(experiment, result):
-        lines = "".join(f"{line}\n" for line in markdown_table(heads, cells))
-        title += f"\n{name}:\n\n{lines}"
-    notes_text = "".join(f"{line}\n" for line in notes)
-    return f"{title}\n```\n{notes_text}```\n\n" + "".join(f"- {fact}\n" for fact in facts)
+        lines += [f"{name}:", "", *markdown_table(heads, cells), ""]
+    lines += ["```", *notes, "```", "", *(f"- {fact}" for fact in facts)]
+    return "".join(f"{line}\n" for line in lines)
 
 
 def console(experiment: Experiment, result: Mapping[str, Any], notes: Iterable[str]) -> str:
@@ -228,15 +223,15 @@ def measured_words(result: Mapping[str, Any]) -> list[str]:
         for name in ("dtype", "threads")
     )
     prompts = setup["prompts"]["count"]
-    repeats = (
-        f"{rounds // prompts} repeats: {rounds} rounds" if rounds >= 2 * prompts else "once each"
-    )
+    often = "once each"
+    if rounds >= 2 * prompts:
+        often = f"{rounds // prompts} repeats: {rounds} rounds"
     status = "" if result["status"] == "ok" else f"; status {result['status']}"
     spread = "" if noise["spread"] is None else f"; repeats differ by {noise['spread']:.0%}"
     quiet = "other load on the machine" if noise["disturbed"] else "no other load"
     busy = f"a busy loop got {noise['cpu_share']:.0%} of a CPU"
     return [
-        f"{prompts} prompt{'s' * (prompts > 1)}, {repeats}{spread}{status}",
+        f"{prompts} prompt{'s' * (prompts > 1)}, {often}{spread}{status}",
         f"dtype {dtypes}, threads {threads}",
         "{processor}, {cpus} CPUs, ".format_map(setup["machine"])
         + "torch {torch}, transformers {transformers}".format_map(setup["versions"]),
@@ -285,8 +280,8 @@ def draw_all(
             name = "-".join(filter(None, (experiment.name, plot.y, plot.x)))
             for kind in kinds:
                 files.append(folder / f"{name}.{kind}")
-                metadata = {"Date": None} if kind == "svg" else None
-                picture.savefig(files[-1], dpi=110, metadata=metadata)
+                undated = {"Date": None} if kind == "svg" else None
+                picture.savefig(files[-1], dpi=110, metadata=undated)
     return files
 
 
