@@ -155,7 +155,7 @@ def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> tuple[list[str
         for name, values in now["rows"][label]["figures"].items():
             figure = experiments.FIGURES[name]
             if name in old and (figure.paired or not figure.timed):
-                texts = " -> ".join(map(figure.words, (old[name], values)))
+                texts = f"{figure.words(old[name])} -> {figure.words(values)}"
                 sign = figure.better * _sign(figure, old[name], values)
                 changed[sign].append(f"{label}: {name} {texts}")
     return changed[-1], changed[1]

@@ -223,9 +223,8 @@ def measured_words(result: Mapping[str, Any]) -> list[str]:
         for name in ("dtype", "threads")
     )
     prompts = setup["prompts"]["count"]
-    often = "once each"
-    if rounds >= 2 * prompts:
-        often = f"{rounds // prompts} repeats: {rounds} rounds"
+    times = rounds // prompts
+    often = f"{times} repeats: {rounds} rounds" if times > 1 else "once each"
     status = "" if result["status"] == "ok" else f"; status {result['status']}"
     spread = "" if noise["spread"] is None else f"; repeats differ by {noise['spread']:.0%}"
     quiet = "other load on the machine" if noise["disturbed"] else "no other load"
@@ -253,9 +252,7 @@ STYLE_OF_PICTURES: Any = {  # with the salt the same picture is the same file
 UNITS = {"ms": " (milliseconds)", "kv": " (MB)", "speedup": " (times)"}
 
 
-def draw_all(
-    experiment: Experiment, rows: Rows, folder: Path, kinds: Sequence[str] = ("svg", "png")
-) -> list[Path]:
+def draw_all(experiment: Experiment, rows: Rows, folder: Path) -> list[Path]:
     """Every plot that has figures, or one of the first shown figure; raises OSError."""
     import matplotlib
     from matplotlib.figure import Figure
@@ -278,10 +275,9 @@ def draw_all(
             unit = UNITS.get(plot.y.partition("_")[0], "")
             axes.set_title(f"{experiment.name}: {plot.y.replace('_', ' ')}{unit}")
             name = "-".join(filter(None, (experiment.name, plot.y, plot.x)))
-            for kind in kinds:
+            for kind, metadata in {"svg": {"Date": None}, "png": None}.items():
                 files.append(folder / f"{name}.{kind}")
-                undated = {"Date": None} if kind == "svg" else None
-                picture.savefig(files[-1], dpi=110, metadata=undated)
+                picture.savefig(files[-1], dpi=110, metadata=metadata)
     return files
 
 

@@ -125,8 +125,10 @@ def _section(
     if notes := [line for line in conditions if line not in common]:
         yield "".join(f"- {line}\n" for line in notes)
     if not experiment.set_of:
-        pictures = draw_all(experiment, rows, folder, kinds=("svg",))
+        pictures = [file for file in draw_all(experiment, rows, folder) if file.suffix == ".svg"]
         yield " ".join(f"![{file.stem}](benchmarks/{file.name})" for file in pictures) + "\n"
+        for picture in pictures:
+            picture.with_suffix(".png").unlink()
 
 
 def _table(
