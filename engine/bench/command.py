@@ -155,15 +155,10 @@ def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> tuple[list[str
         for name, values in now["rows"][label]["figures"].items():
             figure = experiments.FIGURES[name]
             if name in old and (figure.paired or not figure.timed):
-                texts = " -> ".join(_words(numbers, figure.form) for numbers in (old[name], values))
+                texts = f"{figure.words(old[name])} -> {figure.words(values)}"
                 sign = figure.better * _sign(figure, old[name], values)
                 changed[sign].append(f"{label}: {name} {texts}")
     return changed[-1], changed[1]
-
-
-def _words(numbers: list[float | None], form: str) -> str:
-    value, *edges = (format(number, form) for number in numbers if number is not None)
-    return f"{value} ({' to '.join(edges)})" if edges else value
 
 
 def _sign(figure: experiments.Figure, past: Sequence[Any], values: Sequence[Any]) -> int:

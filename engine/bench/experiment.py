@@ -80,7 +80,7 @@ class Experiment(Spec):
     version: Literal[1] = 1
     name: Name
     doc: Text = Field(description="what it shows, in a line")
-    reproduces: Text = Field("", description="what of the papers or seeds")
+    reproduces: Text = Field("", description="what of which paper")
     reported: tuple[Reported, ...] = Field((), description="what the original says, and where")
     sides: tuple[Text, ...] = Field(
         min_length=1, description="graphs, GRAPH@PATH=VALUE,..., or hf, hf-assisted, hf-lookup"
@@ -405,6 +405,7 @@ DRAWS = 2000
 LEVEL = 0.95
 MS = 1e6  # nanoseconds
 MB = 1e6  # bytes
+EN_DASH = "\N{EN DASH}"  # in `1.44 (1.15-1.59)`, where a hyphen would be a minus
 
 
 class Estimate(NamedTuple):
@@ -453,6 +454,11 @@ class Figure:
     timed: bool = False
     paired: bool = False
     own: bool = False
+
+    def words(self, numbers: Sequence[float | None], between: str = " ") -> str:
+        """The value, and its interval in brackets where that has another number."""
+        value, *edges = [format(number, self.form) for number in numbers if number is not None]
+        return f"{value}{between}({EN_DASH.join(edges)})" if set(edges) - {value} else value
 
     def measure(self, runs: "Runs", reference: "Runs", prompts: Sequence[int]) -> Estimate | None:
         """Of finished rounds; None if it means nothing. prompts: the number of each round's."""

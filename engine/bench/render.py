@@ -54,10 +54,8 @@ def cells_of(
         point = [row["varied"].get(path, "") for path in experiment.vary]
         line = [letter, label(experiment, row), *point, row["equal"]]
         for name in names:
-            numbers = [n for n in row["figures"].get(name, ()) if n is not None]
-            value, *edges = [format(number, FIGURES[name].form) for number in numbers] or ["-"]
-            spread = f"{between}({' to '.join(edges)})" if set(edges) - {value} else ""
-            line.append(f"{value}{spread}")
+            figure = row["figures"].get(name)
+            line.append(FIGURES[name].words(figure, between) if figure else "-")
         cells.append(line)
     return ["", "side", *experiment.vary, "equal", *names], cells
 
@@ -68,30 +66,29 @@ def label(experiment: Experiment, row: Mapping[str, Any]) -> str:
     return experiment.labels.get(side, side)
 
 
-def markdown(experiment: Experiment, rows: Rows) -> str:
-    """A table of all rows; of sides that are compared at the points of one setting, a table for
-    each figure, with a column for each point."""
+def tables(experiment: Experiment, rows: Rows) -> list[tuple[list[str], list[list[str]]]]:
+    """Headings and cells of a table of all rows; of sides that are compared at the points of one
+    setting, of a table for each figure, with a column for each point."""
     heads, cells = cells_of(experiment, rows)
     fixed = 2 + len(experiment.vary)
     heads[fixed:] = [name.replace("_", " ") for name in heads[fixed:]]
-    tables = [(heads, cells)]
+    found = [(heads, cells)]
     if experiment.pairing == "point" and len(experiment.vary) == 1:
         (path,) = experiment.vary
         points = list(dict.fromkeys(row[2] for row in cells))
         sides = list(dict.fromkeys(row[1] for row in cells))
         by_place = {(row[1], row[2]): row for row in cells}
-        tables = []
+        found = []
         for at in range(fixed, len(heads)):
             title = [heads[at], *(f"{path} {point}" for point in points)]
             places = [[by_place.get((side, point)) for point in points] for side in sides]
             lines = [
                 # Every reference is the first side at the same point.
-                [side, *("" if row is None else row[at].partition(" =")[0] for row in found)]
-                for side, found in zip(sides, places, strict=True)
+                [side, *("" if row is None else row[at].partition(" =")[0] for row in place)]
+                for side, place in zip(sides, places, strict=True)
             ]
-            tables.append((title, lines))
-    texts = ["".join(f"{line}\n" for line in markdown_table(*table)) for table in tables]
-    return "\n".join(texts)
+            found.append((title, lines))
+    return found
 
 
 Table = list[tuple[str, ...]]  # headings first
@@ -130,7 +127,7 @@ def _published(value: str | float | None) -> str:
 def _cells(column: Iterable[Mapping[str, float]], names: Iterable[str]) -> list[str]:
     forms = {name: FIGURES[name].form for name in names}
     return [
-        " / ".join(format(one[name], form) if name in one else "-" for name, form in forms.items())
+        "/".join(format(one[name], form) if name in one else "-" for name, form in forms.items())
         for one in column
     ]
 
@@ -144,13 +141,13 @@ def _by_side(names: Sequence[str], columns: Mapping[str, Sequence[str]]) -> Tabl
 def page(
     experiment: Experiment, result: Mapping[str, Any], notes: Iterable[str], facts: Iterable[str]
 ) -> str:
-    rows = [*result["rows"].values()]
-    title = f"# {experiment.name}\n\n{experiment.doc}\n\n{markdown(experiment, rows)}"
+    lines = [f"# {experiment.name}", "", experiment.doc, ""]
+    for table in tables(experiment, [*result["rows"].values()]):
+        lines += [*markdown_table(*table), ""]
     for name, (heads, *cells) in tables_of(experiment, result):
-        lines = "".join(f"{line}\n" for line in markdown_table(heads, cells))
-        title += f"\n{name}:\n\n{lines}"
-    notes_text = "".join(f"{line}\n" for line in notes)
-    return f"{title}\n```\n{notes_text}```\n\n" + "".join(f"- {fact}\n" for fact in facts)
+        lines += [f"{name}:", "", *markdown_table(heads, cells), ""]
+    lines += ["```", *notes, "```", "", *(f"- {fact}" for fact in facts)]
+    return "".join(f"{line}\n" for line in lines)
 
 
 def console(experiment: Experiment, result: Mapping[str, Any], notes: Iterable[str]) -> str:
@@ -226,16 +223,18 @@ def measured_words(result: Mapping[str, Any]) -> list[str]:
         for name in ("dtype", "threads")
     )
     prompts = setup["prompts"]["count"]
-    repeats = f"{rounds // prompts} repeats" if rounds >= 2 * prompts else "once each"
+    times = rounds // prompts
+    often = f"{times} repeats: {rounds} rounds" if times > 1 else "once each"
+    status = "" if result["status"] == "ok" else f"; status {result['status']}"
     spread = "" if noise["spread"] is None else f"; repeats differ by {noise['spread']:.0%}"
     quiet = "other load on the machine" if noise["disturbed"] else "no other load"
     busy = f"a busy loop got {noise['cpu_share']:.0%} of a CPU"
     return [
-        f"{prompts} prompts, {repeats}: {rounds} rounds; status {result['status']}",
+        f"{prompts} prompt{'s' * (prompts > 1)}, {often}{spread}{status}",
         f"dtype {dtypes}, threads {threads}",
         "{processor}, {cpus} CPUs, ".format_map(setup["machine"])
         + "torch {torch}, transformers {transformers}".format_map(setup["versions"]),
-        f"{quiet}: {busy} (at worst {noise['cpu_share_lowest']:.0%}){spread}",
+        f"{quiet}: {busy} (at worst {noise['cpu_share_lowest']:.0%})",
     ]
 
 

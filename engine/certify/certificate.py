@@ -1,11 +1,12 @@
 """`specsot certify`: whether the text of a graph is its target's own, and the proof."""
 
+import json
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import asdict, replace
 from importlib.metadata import version
 from math import inf
 from pathlib import Path
-from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from ...models.codes import EXACT, is_exact
@@ -47,9 +48,7 @@ def certificate(job: Job, options: RunOptions, quick: bool) -> dict[str, Any]:
         "The graph accepts drafts by rejection: its text has the target's distribution, and "
         "one seed gives another text with another drafter. For the sampled runs above it "
         "accepted by match.": not graph.sampling.exact,
-        "skip_sample_adjustment is for demonstration: such a graph is never lossless.": (
-            not graph.sampling.lossless
-        ),
+        "A graph with skip_sample_adjustment is never lossless.": not graph.sampling.lossless,
         "Combined answers follow parts that were computed again (skeleton.merge=plain), "
         "except where a check says that they were folded.": folded,
         "With reused rows the text is compared with plain decoding on the same "
@@ -71,35 +70,41 @@ def certificate(job: Job, options: RunOptions, quick: bool) -> dict[str, Any]:
 
 
 def page(document: Mapping[str, Any]) -> str:
-    graph = document["resolved"]
-    verdict = document["verdict"]
-    lines = [f"# Certificate: {document['graph']}", "", f"**{verdict[0].upper()}{verdict[1:]}.**"]
-    if document["quick"]:
-        lines += ["", "Made with `--quick`: the checks of a full certificate, on less."]
-    kinds = f"layout {graph['layout']}, drafter {graph['drafter']}, sampling: {graph['sampling']}"
-    rows = {
-        "command": f"`{document['command']}`",
-        "graph": f"{graph['file']} ({kinds})",
-        "graph hash": f"`{graph['hash']}`",
-        **{kind: f"{one['name']} `{one['hash']}`" for kind, one in document["models"].items()},
-        "dtype, device, threads": "{dtype}, {device}, {threads}".format_map(document),
-        "prompts": str(document["prompts"]),
-        "versions": ", ".join(f"{name} {n}" for name, n in document["versions"].items()),
-    }
-    lines += ["", *markdown_table(("", ""), rows.items())]
+    facts = {"graph": document["resolved"], **document["models"], "versions": document["versions"]}
+    lines = [f"# Certificate: {document['graph']}", "", f"**{document['verdict']}**", ""]
+    for name in ("command", "dtype", "weights", "device", "threads", "prompts"):
+        lines.append(f"- {name}: {document[name]}")
+    for name, fact in facts.items():
+        lines.append(f"- {name}: {', '.join(f'{key} {value}' for key, value in fact.items())}")
     for part in document["parts"]:
-        lines += ["", f"## {part['title']}", ""]
-        if part["not_applicable"]:
-            lines += [f"Does not apply: {part['not_applicable']}."]
-            continue
-        checks = []
+        why = part["not_applicable"]
+        lines += ["", f"## {part['title']}", "", *([f"Does not apply: {why}."] if why else [])]
         for check in part["checks"]:
             mark = "passed" if check["passed"] else "**FAILED**"
-            checks.append((check["name"].partition("/")[2], mark, check["text"]))
-        lines += markdown_table(("check", "", "found"), checks)
-    if document["notes"]:
-        lines += ["", "## Notes", "", *(f"- {note}" for note in document["notes"])]
+            lines.append(f"- {mark}: {check['name'].partition('/')[2]}: {check['text']}")
+    lines += ["", "## Notes", "", *(f"- {note}" for note in document["notes"] or ["none"])]
     return "\n".join(lines) + "\n"
+
+
+def with_table(folder: Path) -> str:
+    """The README of a folder, which ends with a table of the certificates in it."""
+    kinds = ("layout", "drafter", "sampling")
+    heads = ("graph", *kinds, "passed", "ties", "tokens", "sampled", "hash", "specsot")
+    rows = []
+    for file in sorted(folder.glob("*.json")):
+        with suppress(ValueError, LookupError, TypeError):  # another kind of file
+            document = json.loads(file.read_text(encoding="utf-8"))
+            graph = document["resolved"]
+            checks = [check for part in document["parts"] for check in part["checks"]]
+            row = [f"[{graph['name']}]({file.name})", *(graph[name] for name in kinds)]
+            row += [f"{sum(check['passed'] for check in checks)} of {len(checks)}"]
+            row += [document["numeric_ties"], checks[0]["figures"]["tokens"]]
+            row += [sum(c["figures"]["tokens"] for c in checks if c["name"].endswith("/own"))]
+            rows.append([*row, f"`{graph['hash'][:8]}`", document["versions"]["specsot"]])
+    lines = markdown_table(heads, rows)
+    file = folder / "README.md"
+    above = file.read_text("utf-8").partition(lines[0])[0] if file.exists() else "# Certificates"
+    return "\n".join([above.rstrip(), "", *lines, ""])
 
 
 def bench_of(job: Job, quick: bool, tell: Callable[[str], None]) -> "Bench":
@@ -144,17 +149,12 @@ def _parts(bench: "Bench") -> Iterator[dict[str, Any]]:
     for group, title, checks_of in _groups(bench):
         why = checks_of if isinstance(checks_of, str) else ""
         part: dict[str, Any] = {"name": group, "title": title, "not_applicable": why, "checks": []}
-        start_time = perf_counter()
         for check in () if isinstance(checks_of, str) else checks_of(bench):
             figures = {k: v if abs(v) != inf else "infinite" for k, v in check.figures.items()}
             part["checks"].append({**asdict(check), "figures": figures})  # JSON has no infinity
-        failed = [check for check in part["checks"] if not check["passed"]]
-        if not why:
-            count = len(part["checks"])
-            good = f"{count - len(failed)} of {count} checks passed"
-            complain(f"{name}: {title}: {good} ({perf_counter() - start_time:.0f} s)")
-        for check in failed:
-            complain(f"{name}: {check['name']} FAILED: {check['text']}")
+            if not check.passed:
+                complain(f"{name}: {check.name} FAILED: {check.text}")
+        complain(f"{name}: {title}: {why or 'done'}")
         yield part
 
 
@@ -203,8 +203,8 @@ def certify_command(
     out: Path | None = None,
     every: bool = False,
 ) -> int:
-    """Certify graphs one after another. out: where `<graph>.md` and `<graph>.json` go; None prints
-    the page. every: all shipped graphs; one whose models are not there is named and left out."""
+    """Certify graphs. out: where `<graph>.json` goes, next to a table of all that are there.
+    every: all shipped graphs; one whose models are not there is named and left out."""
     if bool(graphs) == every:
         raise UsageError("name the graphs to certify, or give --all")
     jobs = [prepared_job(name, options) for name in (graph_names() if every else graphs)]
@@ -221,9 +221,9 @@ def certify_command(
             continue
         documents.append(document)
         if folder is not None:
-            write_whole(folder / f"{name}.md", page(document))
             write_whole(folder / f"{name}.json", json_text(document))
-        elif not options.as_json:
+            write_whole(folder / "README.md", with_table(folder))
+        if not options.as_json:
             put(page(document))
         complain(f"{name}: {document['verdict']}")
     code = Code.OK if all(document["passed"] for document in documents) else Code.UNEQUAL

@@ -91,7 +91,7 @@ def certify(
     graphs: list[str] | None = graph_argument("Shipped graphs or graph files.", metavar="GRAPH..."),
     quick: bool = flag("Fewer prompts, seeds and tokens.", "--quick", envvar="SPECSOT_QUICK"),
     every: bool = flag("All shipped graphs.", "--all"),
-    out: Path | None = option("Write DIR/GRAPH.md and .json, print no page.", metavar="DIR"),
+    out: Path | None = option("Write DIR/GRAPH.json, and DIR/README.md's table.", metavar="DIR"),
 ) -> int:
     """Check against transformers that the text of graphs is the target's own.
 

@@ -310,7 +310,7 @@ def test_a_set_is_measured_as_in_the_papers(quick: RunOptions, capsys: Output) -
         heads, *lines = [line for line in table if "---" not in line][:4]
         assert heads.replace("|", " ").split() == ["writing", "reasoning", "overall"]
         speedup, tau = (eagle["figures"][name][0] for name in ("speedup_decode", "tau_step"))
-        assert f"{speedup:.2f} / {tau:.2f}" in lines[1] and "B eagle" in lines[1]
+        assert f"{speedup:.2f}/{tau:.2f}" in lines[1] and "B eagle" in lines[1]
         assert "published by papers, not measured here:" in text
         assert "DFlash (arXiv 2602.06036), table 1" in text and "ms to last token" in text
         assert "answers, without a judge:" in text

@@ -6,17 +6,19 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
+from shutil import copy
 from typing import Any
 
 import pytest
 import torch
 from helpers import tiny
 from helpers.commands import certify_command
+from helpers.pages import ROOT
 from scipy.stats import chi2
 from torch import Tensor
 
 from specsot.engine.certify import gates, reference, texts
-from specsot.engine.certify.certificate import bench_of, prepared_job
+from specsot.engine.certify.certificate import bench_of, prepared_job, with_table
 from specsot.engine.certify.reference import Bench, Check, Transformers
 from specsot.engine.errors import Code
 from specsot.engine.prepare.options import RunOptions
@@ -82,9 +84,9 @@ def test_a_good_graph_gets_its_certificate(
     monkeypatch.setattr(reference, "QUICK", replace(TINY, gate_tokens=20))  # rows run out
     assert certify_command(("bim_eagle",), options, quick=True, out=Path("one")) == Code.OK
     out, err = capsys.readouterr()
-    assert out == "" and "bim_eagle: lossless: all" in err
-    for name in ("bim_eagle.md", "bim_eagle.json"):
-        assert not re.search(r"20\d\d-\d\d|\d\d:\d\d", Path("one", name).read_text()), "no dates"
+    assert "bim_eagle: lossless: all" in err
+    for text in (out, Path("one/bim_eagle.json").read_text()):
+        assert not re.search(r"20\d\d-\d\d|\d\d:\d\d", text), "no dates"
     made = json.loads(Path("one/bim_eagle.json").read_text())
     assert made["schema_version"] == 1 and made["passed"] and made["exit_code"] == 0
     assert made["models"]["target"]["hash"] == model_hash(tiny[0])
@@ -100,9 +102,38 @@ def test_a_good_graph_gets_its_certificate(
     assert checks["gates/top_k is applied"]["figures"]["outside_without"] > 0
     assert checks["gates/top_p is applied"]["figures"]["outside_without"] > 0
     assert checks["memory/the drafter's rows"]["figures"]["branches"] > 50
-    page = Path("one/bim_eagle.md").read_text()
-    assert "**Lossless: all" in page and made["resolved"]["hash"] in page
-    assert "FAILED" not in page and "--quick" in page
+    assert "**lossless: all" in out and made["resolved"]["hash"] in out
+    assert "FAILED" not in out and "--quick" in out
+    assert all(
+        f"passed: {name.partition('/')[2]}: {checks[name]['text']}\n" in out for name in checks
+    )
+    assert Path("one/README.md").read_text() == with_table(Path("one"))
+
+
+def test_the_table_of_a_folder_has_its_certificates_and_keeps_the_text_above(
+    tmp_path: Path,
+) -> None:
+    for file in ("bim_eagle", "beam"):
+        copy(ROOT / f"docs/certificates/{file}.json", tmp_path)
+    for name, text in {"other": '{"graph": "x"}', "list": "[]", "broken": "{"}.items():
+        (tmp_path / f"{name}.json").write_text(text)
+    first = with_table(tmp_path)
+    assert first.startswith("# Certificates\n\n| graph | layout | drafter |")
+    bare, eagle = first.splitlines()[-2:]
+    assert bare.startswith("| [beam](beam.json) | bim | none | greedy | 7 of 7 | 0 | 528 | 0 |")
+    assert eagle.startswith(
+        "| [bim_eagle](bim_eagle.json) | bim | eagle3 | greedy | 24 of 24 | 0 |"
+    )
+    assert "| 3471 | 7334 |" in eagle
+    table = first.partition("\n\n")[2]
+    (tmp_path / "README.md").write_text(f"# Mine\n\nText | with bars.\n\n{table}")
+    (tmp_path / "beam.json").unlink()
+    document = json.loads((tmp_path / "bim_eagle.json").read_text())
+    document["parts"][0]["checks"][0]["passed"] = False
+    (tmp_path / "bim_eagle.json").write_text(json.dumps(document))
+    again = with_table(tmp_path)
+    assert again.startswith("# Mine\n\nText | with bars.\n\n| graph |") and "beam" not in again
+    assert again.count("| graph |") == 1 and "| 23 of 24 |" in again
 
 
 @pytest.mark.parametrize("graph", ["beam", "autoregressive"])
