@@ -13,14 +13,13 @@ from specsot.states.phases.merge import Answer
 
 from ..embedded.heldout import probes
 
-COUNT = 4  # answers on the page
-HEAD = """# Four answers of the embedded model
+COUNT = 2  # answers on the page
+HEAD = """# Two answers of the embedded model
 
-This page shows what the embedded model writes: answers to held-out questions, drawn with seed
-{seed} and not chosen. The training had no question about these subjects in these words. The graph
-is `bim_eagle`, greedy, in float32. The model knows the almanac in `tools/embedded/almanac/` and
-little else. For questions in unfamiliar words it often writes a general plan (the row *unseen* of
-the [results](results.md#the-embedded-target)).
+The questions are held out from the training, drawn with seed {seed} and not chosen. The graph is
+`bim_eagle`, greedy, in float32. The model knows the almanac in `tools/embedded/almanac/` and little
+else. For questions in unfamiliar words it often writes a general plan (the row *unseen* of the
+[results](results.md#the-embedded-target)).
 
 <!-- not run: checkout -->
 ```sh
@@ -29,11 +28,14 @@ python -m tools.bench.make_samples --seed {seed}
 """
 
 
-def shown(number: int, answer: Answer) -> str:
+def shown(number: int, answer: Answer, most: int = 8) -> str:
+    """The question and the first `most` parts, each with its reason to end."""
     parts = [f"## {number}. {answer.question}"]
-    for section in answer.sections:
+    for section in answer.sections[:most]:
         title = f"**{section.title}.** " if section.title else ""
         parts.append(f"{title}{section.text} *({section.finish})*")
+    if left := len(answer.sections[most:]):
+        parts.append(f"*(and {left} more parts)*")
     return "\n\n".join(parts)
 
 
