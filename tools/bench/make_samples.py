@@ -35,7 +35,7 @@ def shown(number: int, answer: Answer, most: int = 8) -> str:
         title = f"**{section.title}.** " if section.title else ""
         parts.append(f"{title}{section.text} *({section.finish})*")
     if left := len(answer.sections[most:]):
-        parts.append(f"*(and {left} more parts)*")
+        parts.append(f"*(parts not shown: {left})*")
     return "\n\n".join(parts)
 
 

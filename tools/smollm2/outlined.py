@@ -89,7 +89,7 @@ def main() -> None:
         )
         print(f"  parts ended by {dict(ends)}", flush=True)
     if args.samples is not None:
-        drawn = Random(args.seed).sample(answers, 10)
+        drawn = Random(args.seed).sample(answers, COUNT)
         files = " ".join(f"--prompts {file.name}" for file in args.prompts)
         head = HEAD.format(files=files, **vars(args))
         pages = [shown(number, answer, most=COUNT) for number, answer in enumerate(drawn, 1)]
