@@ -20,7 +20,6 @@ from specsot.states.phases.merge import Answer
 from ..bench.make_samples import shown
 
 COUNT = 4  # answers on the page
-SHOWN = 2  # parts of an answer on it
 HEAD = r"""# Four answers of SmolLM2-135M-Instruct
 
 The answers show the form; what a small model says is often wrong. The questions are drawn from the
@@ -93,7 +92,7 @@ def main() -> None:
         drawn = Random(args.seed).sample(answers, COUNT)
         files = " ".join(f"--prompts {file.name}" for file in args.prompts)
         head = HEAD.format(files=files, **vars(args))
-        pages = [shown(number, answer, most=SHOWN) for number, answer in enumerate(drawn, 1)]
+        pages = [shown(number, answer) for number, answer in enumerate(drawn, 1)]
         args.samples.write_text("\n\n".join([head.strip(), *pages]) + "\n", encoding="utf-8")
 
 
