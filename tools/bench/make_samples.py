@@ -18,9 +18,8 @@ SHOWN = 2  # parts of an answer on it
 HEAD = """# Two answers of the embedded model
 
 The questions are held out from the training, drawn with seed {seed} and not chosen. The graph is
-`bim_eagle`, greedy, in float32; two parts of each answer are shown. For questions in unfamiliar words
-the model often writes a general plan (the row *unseen* of the
-[results](results.md#the-embedded-target)).
+`bim_eagle`, greedy, in float32. Two parts of each answer are shown. For questions in unfamiliar
+words the model often writes a general plan ([results](results.md#the-embedded-target)).
 
 <!-- not run: checkout -->
 ```sh
