@@ -13,14 +13,13 @@ from specsot.states.phases.merge import Answer
 
 from ..embedded.heldout import probes
 
-COUNT = 4  # answers on the page
-HEAD = """# Four answers of the embedded model
+COUNT = 2  # answers on the page
+SHOWN = 2  # parts of an answer on it
+HEAD = """# Two answers of the embedded model
 
-This page shows what the embedded model writes: answers to held-out questions, drawn with seed
-{seed} and not chosen. The training had no question about these subjects in these words. The graph
-is `bim_eagle`, greedy, in float32. The model knows the almanac in `tools/embedded/almanac/` and
-little else. For questions in unfamiliar words it often writes a general plan (the row *unseen* of
-the [results](results.md#the-embedded-target)).
+The questions are held out from the training, drawn with seed {seed} and not chosen. The graph is
+`bim_eagle`, greedy, in float32. Two parts of each answer are shown. For questions in unfamiliar
+words the model often writes a general plan ([results](results.md#the-embedded-target)).
 
 <!-- not run: checkout -->
 ```sh
@@ -30,10 +29,13 @@ python -m tools.bench.make_samples --seed {seed}
 
 
 def shown(number: int, answer: Answer) -> str:
+    """The question and the first parts, each with its reason to end."""
     parts = [f"## {number}. {answer.question}"]
-    for section in answer.sections:
+    for section in answer.sections[:SHOWN]:
         title = f"**{section.title}.** " if section.title else ""
         parts.append(f"{title}{section.text} *({section.finish})*")
+    if left := len(answer.sections[SHOWN:]):
+        parts.append(f"*(parts not shown: {left})*")
     return "\n\n".join(parts)
 
 

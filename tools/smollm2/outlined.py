@@ -4,7 +4,7 @@
 
 Every prompt is answered with `bim_plain` and the profile, many at once. Told are answers without a
 parsed outline of 2 to 8 parts, titles that come twice, parts with marker text, and how parts ended.
-`--samples FILE` writes ten answers that are drawn by `--seed`, as a page."""
+`--samples FILE` writes four answers that are drawn by `--seed`, as a page."""
 
 import argparse
 from collections import Counter
@@ -19,11 +19,12 @@ from specsot.states.phases.merge import Answer
 
 from ..bench.make_samples import shown
 
-HEAD = r"""# Ten answers of SmolLM2-135M-Instruct
+COUNT = 4  # answers on the page
+HEAD = r"""# Four answers of SmolLM2-135M-Instruct
 
-This page shows the form of answers of a small model, which are often wrong. The questions are drawn
-from the files below with seed {seed} and not chosen. The graph is `bim_plain`, greedy, with the
-profile `smollm2`, {dtype} and `skeleton.part: {part}`.
+The answers show the form; what a small model says is often wrong. The questions are drawn from the
+files below with seed {seed} and not chosen. The graph is `bim_plain`, greedy, with the profile
+`smollm2`, {dtype} and `skeleton.part: {part}`. Two parts of each answer are shown.
 
 <!-- not run: checkout -->
 ```sh
@@ -88,7 +89,7 @@ def main() -> None:
         )
         print(f"  parts ended by {dict(ends)}", flush=True)
     if args.samples is not None:
-        drawn = Random(args.seed).sample(answers, 10)
+        drawn = Random(args.seed).sample(answers, COUNT)
         files = " ".join(f"--prompts {file.name}" for file in args.prompts)
         head = HEAD.format(files=files, **vars(args))
         pages = [shown(number, answer) for number, answer in enumerate(drawn, 1)]
