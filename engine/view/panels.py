@@ -184,7 +184,8 @@ def header_line(scene: Scene, snap: Snapshot, width: int, note: str = "") -> Tex
     line = Text.assemble((" specsot ", LIT), (f" {scene.graph}", "bold"))
     line.append(note and f"  {note} ·", style="bold yellow").append(facts, style="dim")
     right = f"round {snap.meter.rounds}  {snap.seconds:5.1f} s "
-    line.truncate(max(width - len(right), 8), overflow="ellipsis", pad=True)
+    line.truncate(max(width - len(right) - 1, 7), overflow="ellipsis")
+    line.truncate(max(width - len(right), 8), pad=True)
     return line.append(right, style="bold")
 
 

@@ -35,12 +35,13 @@ DRAW_SHARE = 0.05  # maximum share of a processor's time for drawing
 WIDE = 96
 TALL = 28
 VAST = 130
-LARGE = 40
+LARGE = 39
 MAX_FINAL_HEIGHT = 31  # of the picture that stays on the screen at the end
 NO_HINTS = Text()
 TRACE = "trace · ms · tokens"
 HISTOGRAM_WIDTH = 18  # inner cells
 LIVE_KEYS = (Key("Ctrl-C", "stop", "stop the run and save what is finished"), SCROLL)
+NO_KEYS = Text("Ctrl-C stop", style="dim")  # without a keyboard
 
 
 class LiveView(Live):
@@ -92,7 +93,7 @@ class LiveView(Live):
         try:
             if self._keys.available:
                 return screen(self.scene, snap, *self.console.size, self.pages)
-            return frame(self.scene, snap, *self.console.size)
+            return frame(self.scene, snap, *self.console.size, hints=NO_KEYS)
         except Exception as error:  # an error of the view must not disturb the run
             return Text(f"the view failed: {type(error).__name__}: {error}")
 
@@ -165,7 +166,8 @@ def frame(
     trace = max(free * 3 // 5 - upper, 0) if height >= LARGE else 0  # lines below the states
     upper += trace
     trace = trace if trace >= 4 else 0
-    figures = panels.figures_line(snap, width - hints.cell_len - 1)
+    hints_width = hints.cell_len + 3 if hints else 0
+    figures = panels.figures_line(snap, width - hints_width)
     figures.pad_right(width - hints.cell_len - figures.cell_len)
     return column(
         Layout(panels.header_line(scene, snap, width, pages.note if pages else ""), size=1),
