@@ -61,7 +61,7 @@ def drafts_text(
             part.truncate(each, overflow="ellipsis", pad=part is not parts[-1])
         lines.append(Text("  ", no_wrap=True).join(parts))
     if len(shown) < len(ranked):
-        place = place_line("drafts", first, len(shown), len(ranked), pages)
+        place = place_line("drafts", range(first, first + len(shown)), len(ranked), pages)
         if pages:
             lines[-1].truncate(max(width - len(place) - 2, 0))
         lines[-1].append(f"  {place}", style="dim")

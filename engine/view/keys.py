@@ -165,8 +165,8 @@ class Pages:
 MaybePages = Pages | None  # None: of a picture without keys
 
 
-def place_line(what: str, first: int, shown: int, count: int, pages: MaybePages) -> str:
+def place_line(what: str, shown: range, count: int, pages: MaybePages) -> str:
     """What a list hides: with keys the place in it, otherwise a number."""
     if pages is None:
-        return f"… and {count - shown} more"
-    return f"{what} {first + 1}-{first + shown} of {count} (j/k)"
+        return f"… and {count - len(shown)} more"
+    return f"{what} {shown.start + 1}-{shown.stop} of {count} (j/k)"

@@ -60,7 +60,7 @@ def wrapped(words: Sequence[str], width: int) -> list[str]:
 
 
 def _shown(
-    items: Sequence[Item], ranks: Sequence[int], height: int, what: str, pages: MaybePages
+    items: Sequence[Item], ranks: Sequence[int], height: int, *, what: str, pages: MaybePages
 ) -> tuple[list[Item], list[Text]]:
     """The items that fit into `height` lines, by their ranks, and the line that says how many are
     hidden, if any are. Keys scroll to the others."""
@@ -69,7 +69,7 @@ def _shown(
     visible = max(height - 1, 1)
     first = pages.window(len(items), visible) if pages else 0
     order = sorted(range(len(items)), key=lambda at: ranks[at])[first : first + visible]
-    place = place_line(what, first, visible, len(items), pages)
+    place = place_line(what, range(first, first + visible), len(items), pages)
     return [items[at] for at in order], [Text(f"  {place}", style="dim")]
 
 
@@ -142,7 +142,7 @@ def branches_text(
     """Lines per branch, with the end of its text, running branches first; `many`: with the key."""
     ranks = {"running": 0, "preempted": 1, "waiting": 1}
     order = [ranks.get(b.stage, ENDED) for b in branches]
-    shown, more = _shown(branches, order, height, "branches", pages)
+    shown, more = _shown(branches, order, height, what="branches", pages=pages)
     rows = max(1, min((height - len(more)) // max(len(shown), 1), MAX_LINES_PER_BRANCH))
     lines = [line for view in shown for line in _branch_lines(view, many, width, rows)]
     return Text("\n").join([*lines, *more])
@@ -247,7 +247,7 @@ def requests_text(
 ) -> Text:
     """A line per request, running ones first: mark, name, bar of its parts, tokens, question."""
     ranks = [REQUEST_MARKS[_request_stage(view)][3] for view in requests]
-    shown, more = _shown(requests, ranks, height, "requests", pages)
+    shown, more = _shown(requests, ranks, height, what="requests", pages=pages)
     lines = []
     for view in shown:
         mark, style, *_ = REQUEST_MARKS[_request_stage(view)]

@@ -92,7 +92,7 @@ class LiveView(Live):
         self._fullest = fuller(self._fullest, snap.pool)
         try:
             if self._keys.available:
-                return screen(self.scene, snap, *self.console.size, self.pages)
+                return screen(self.scene, snap, *self.console.size, pages=self.pages)
             return frame(self.scene, snap, *self.console.size, hints=NO_KEYS)
         except Exception as error:  # an error of the view must not disturb the run
             return Text(f"the view failed: {type(error).__name__}: {error}")
@@ -120,7 +120,7 @@ def fuller(first: PoolView | None, second: PoolView) -> PoolView:
 
 
 def screen(
-    scene: Scene, snap: Snapshot, width: int, height: int, pages: Pages, bar: Text | None = None
+    scene: Scene, snap: Snapshot, width: int, height: int, *, pages: Pages, bar: Text | None = None
 ) -> Layout:
     """What a view with keys shows: the picture of the run, a page, or the help. bar: the last line;
     otherwise the hints of the keys, unless a run goes on in the picture: after its figures."""
@@ -128,10 +128,11 @@ def screen(
     page = pages.shown()
     bar = bar or (pages.hints(width) if page or pages.note else None)
     if bar is None:
-        return frame(scene, snap, width, height, pages, pages.hints(width - FIGURES_WIDTH))
+        hints = pages.hints(width - FIGURES_WIDTH)
+        return frame(scene, snap, width, height, pages=pages, hints=hints)
     body = Layout(size=max(height - 1, 1))
     if page is None:
-        body.update(frame(scene, snap, width, height - 1, pages))
+        body.update(frame(scene, snap, width, height - 1, pages=pages))
     else:
         title, lines = page
         visible = max(height - 4, 1)
@@ -149,6 +150,7 @@ def frame(
     snap: Snapshot,
     width: int,
     height: int,
+    *,
     pages: MaybePages = None,
     hints: Text = NO_HINTS,
 ) -> Layout:
@@ -197,7 +199,7 @@ def _upper(
     if scene.drafter == "none":  # nothing is drafted
         drafts = panel(panels.trace_text(snap.moves, inner, height - 2), TRACE)
     else:
-        trees = drafts_text(snap.trees, snap.branches, inner, height - 2, pages)
+        trees = drafts_text(snap.trees, snap.branches, inner, height - 2, pages=pages)
         drafts = panel(trees, "drafts", drafts_legend(inner - 2))
     left = Layout(size=side)
     if trace and scene.drafter != "none":
@@ -214,14 +216,14 @@ def _lower(snap: Snapshot, width: int, height: int, *, tall: bool, pages: Pages 
     """The texts of the branches; to the right several requests, if they fit."""
     many = len(snap.requests) > 1
     if not tall:  # a line instead of a frame: one more branch fits
-        texts = panels.branches_text(snap.branches, many, width - 4, height - 1, pages)
+        texts = panels.branches_text(snap.branches, many, width - 4, height - 1, pages=pages)
         start = "── branches "
         end = f" {panels.BRANCH_MARKS} ──"
         rule = "─" * (width - cell_len(start) - cell_len(end))
         head = Text.assemble((start + rule, "grey50"), (end, "grey62"), no_wrap=True)
         return Layout(Group(head, Padding(texts, (0, 0, 0, 2))), size=height)
     side = width * 2 // 5 if many and width >= VAST else 0
-    texts = panels.branches_text(snap.branches, many, width - side - 4, height - 2, pages)
+    texts = panels.branches_text(snap.branches, many, width - side - 4, height - 2, pages=pages)
     branches = panel(texts, "branches", panels.BRANCH_MARKS)
     if not side:
         return Layout(branches, size=height)
@@ -373,7 +375,7 @@ def play(player: Player, console: Console, keys: Keys) -> None:
             if (position, console.size) != painted:
                 snap = player.replay.snapshot(player.frame)
                 bar = player.bar(console.width)
-                shown = screen(player.replay.scene, snap, *console.size, pages, bar)
+                shown = screen(player.replay.scene, snap, *console.size, pages=pages, bar=bar)
                 live.update(shown, refresh=True)
                 painted = (position, console.size)
             key = keys.read(1 / FRAMES)

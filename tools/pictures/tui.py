@@ -70,10 +70,14 @@ def screens() -> dict[str, str]:
     bar = player.bar(LARGE[0])
     command = f"run {GRAPH}"
     shown = {
-        "live_80x24": (screen(replay.scene, snap, *SMALL, Pages(LIVE_KEYS)), SMALL, command),
-        "live_120x40": (screen(replay.scene, snap, *LARGE, Pages(LIVE_KEYS)), LARGE, command),
+        "live_80x24": (screen(replay.scene, snap, *SMALL, pages=Pages(LIVE_KEYS)), SMALL, command),
+        "live_120x40": (screen(replay.scene, snap, *LARGE, pages=Pages(LIVE_KEYS)), LARGE, command),
         "pause_80x24": (pause(replay, *SMALL), SMALL, f"{command} --step"),
-        "replay_120x40": (screen(replay.scene, snap, *LARGE, player.pages, bar), LARGE, "replay"),
+        "replay_120x40": (
+            screen(replay.scene, snap, *LARGE, pages=player.pages, bar=bar),
+            LARGE,
+            "replay",
+        ),
     }
     return {
         f"{name}.svg": drawn([exported(printed(picture, *size), words)], [1.0], 0)
@@ -92,7 +96,7 @@ def pause(replay: Replay, width: int, height: int) -> RenderableType:
         run.advance()
     pages = Pages(STEP_KEYS, PAGES, inspector.pages(width - 4), page=[*PAGES].index("tree"))
     pages.note = f"‖ step {run.steps} {run.state} → verify"
-    return screen(replay.scene, replay.snapshot(STEP - 2), width, height, pages)
+    return screen(replay.scene, replay.snapshot(STEP - 2), width, height, pages=pages)
 
 
 class Element(NamedTuple):

@@ -193,7 +193,9 @@ class Screen:
     def refresh(self) -> None:
         assert self.recorder.snapshot is not None
         console = Console(record=True, width=100, height=30, file=io.StringIO())
-        console.print(screen(self.scene, self.recorder.snapshot, 100, 30, self.pages), height=30)
+        console.print(
+            screen(self.scene, self.recorder.snapshot, 100, 30, pages=self.pages), height=30
+        )
         self.shown.append(console.export_text())
 
     def read(self, seconds: float) -> str:

@@ -238,7 +238,7 @@ def test_the_view_only_asks_and_reads() -> None:
 def painted(pages: Pages, snap: Snapshot, width: int = 80, height: int = 24) -> list[str]:
     """The lines of a view with keys."""
     console = Console(record=True, width=width, height=height, file=io.StringIO())
-    console.print(keyed_screen(scene(), snap, width, height, pages), height=height)
+    console.print(keyed_screen(scene(), snap, width, height, pages=pages), height=height)
     return console.export_text(styles=False).rstrip("\n").split("\n")
 
 
