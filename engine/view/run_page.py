@@ -67,7 +67,7 @@ def _figures(metrics: Mapping[str, Any]) -> Iterator[tuple[str, Any, str]]:
     for name, unit in UNITS.items():
         value: Any = metrics
         for key in name.split("."):
-            value = value[key]
+            value = (value or {}).get(key)
         if value is not None:
             yield name, 100.0 * value if unit == "%" else value, unit
 
