@@ -39,13 +39,10 @@ def _parts(run: SavedRun) -> Iterator[RenderableType]:
     row = run.row
     graph = run.manifest["graph"]["resolved"]
     kinds = f"{graph['layout']['kind']} · {graph['drafter']['kind']}"
-    facts = [
-        ("run", row["name"]),
-        ("status", row["status"]),
-        ("graph", f"{row['graph']} ({kinds})"),
-    ]
-    facts += [("model", Path(row["model"]).name), ("digest", row["digest"] or "")]
-    yield Text(printable("\n".join(aligned(facts))) + "\n")
+    facts = {"run": row["name"], "status": row["status"], "graph": f"{row['graph']} ({kinds})"}
+    facts |= {"model": Path(row["model"]).name, "digest": row["digest"]}
+    lines = aligned((name, printable(value or "", "")) for name, value in facts.items())
+    yield Text("\n".join(lines) + "\n")
     if (run.path / METRICS).exists():
         yield _table(("figure", "value", "unit"), _figures(run.metrics))
         states = run.metrics["states"].items()

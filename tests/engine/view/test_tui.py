@@ -275,6 +275,9 @@ def test_drafts_and_requests_are_scrolled_too() -> None:
     pages.press("j")
     after = "\n".join(painted(pages, snap))
     assert "drafts 1-" in before and "drafts 2-" in after
+    text = drafts_text(trees, snap.branches, 40, 4, pages).plain
+    assert [line[:2] for line in text.split("\n")] == ["2 ", "3 ", "4 ", "5 "]
+    assert text.endswith("drafts 2-5 of 15 (j/k)")
     text = panels.requests_text(requests(8), 60, 4, pages).plain
     assert text.endswith("requests 2-4 of 8 (j/k)") and text.split()[1] == "r3"
 
