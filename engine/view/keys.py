@@ -141,8 +141,8 @@ class Pages:
     def shown(self) -> tuple[str, Sequence[Text]] | None:
         """The title and the lines of the help or of a page; None for the picture of the run."""
         if not self.help:
-            name = [*self.names][self.page] if self.names else ""
-            return (name, self.texts[name]) if self.page and name in self.texts else None
+            name = [*self.names][self.page] if self.page else ""
+            return (name, self.texts[name]) if name in self.texts else None
         keys = {key.keys: key.does for key in self.keys} | {"?": "this help; Esc closes it"}
         lines = []
         for title, rows in (("keys", keys), ("panels", PANELS), ("pages", self.names)):
@@ -152,8 +152,8 @@ class Pages:
 
     def hints(self, width: int) -> Text:
         """The most important keys that fit, the names of the pages, and the key of the help."""
-        names = [f"{number} {name}" for number, name in enumerate(self.names)]
-        names[self.page : self.page + 1] = [f"[{name}]" for name in names[self.page :][:1]]
+        listed = [f"{number} {name}" for number, name in enumerate(self.names)]
+        names = [f"[{name}]" if at == self.page else name for at, name in enumerate(listed)]
         words = [f"{key.keys} {key.hint}" for key in self.keys if key.hint]
         line = ""
         for word in (*words[:2], " ".join(names), *words[2:]):

@@ -73,6 +73,6 @@ def _table(heads: tuple[str, ...], rows: Iterable[tuple[Any, ...]]) -> Padding:
     table = Table(*heads, box=None, header_style="bold", pad_edge=False)
     table.columns[1].justify = "right"  # numbers
     for name, number, *more in rows:
-        digits = ".4g" if isinstance(number, float) else "d"
+        digits = ".0f" if number >= 1000 else ".4g"
         table.add_row(Text(printable(name, "")), f"{number:,{digits}}", *more)
     return Padding(table, (0, 0, 1, 0))

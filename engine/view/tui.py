@@ -76,7 +76,8 @@ class LiveView(Live):
         due = monotonic() + 1 / FRAMES
         while not self._over.is_set():
             key = self._keys.read(KEY_SECONDS)
-            turned = self.pages.press(key)
+            with self._lock:  # not while the run draws a pause
+                turned = self.pages.press(key)
             if key and not turned:
                 self._unread.put(key)
             if turned or monotonic() >= due:

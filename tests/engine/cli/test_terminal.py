@@ -167,7 +167,7 @@ def test_a_recorded_run_is_a_page_on_a_terminal(tiny: Any, place: Path) -> None:
             rf"{part['title']} +{len(part['token_ids'])}  {part['finish_reason']}", page
         )
     figures = (r"tokens +\d+  tokens", r"seconds.total +[\d.]+  s", r"acceptance_rate +[\d.]+  %")
-    for wanted in (*figures, r"tokens_per_second +[\d.]+  tokens/s", r"verify +\d+ +[\d.]+"):
+    for wanted in (*figures, r"tokens_per_second +[\d.,]+  tokens/s", r"verify +\d+ +[\d.]+"):
         assert re.search(wanted, page), wanted
     share = f"{100 * run.metrics['overhead_share']:.4g}"
     assert re.search(rf"overhead_share +{re.escape(share)}  %", page)
