@@ -26,7 +26,7 @@ from ..run.writer import RunOutcome, RunWriter
 from ..shell import Writer, complain, deliver, json_text, usable
 from ..view.lines import PlainView, rounds_view
 from ..view.step import Inspector, LiveStepper, PlainStepper
-from ..view.tui import Keys, LiveView, leaving_screen
+from ..view.tui import LiveView, leaving_screen
 
 Starts = Callable[[Session, Sequence[Prompt], Write | None], tuple[EngineCore, Recorder]]
 
@@ -66,7 +66,8 @@ def perform(session: Session, files: RunWriter, starts: Starts = recorded) -> Ru
         stop = stack.enter_context(StopSignal())
         recorder.listeners.append(files.answers(run, recorder))
         if options.explain_rounds and not options.quiet:
-            recorder.listeners.append(rounds_view(recorder, run, Writer(sys.stderr)))
+            view = rounds_view(recorder, run, Writer(sys.stderr), options.explains)
+            recorder.listeners.append(view)
         if options.probe_blend:
             probe_blends(run, recorder)
         rounds = job.program.graph.limits.max_rounds
@@ -101,10 +102,10 @@ def _watched(
     if live:
         graph = job.program.graph.model_dump(by_alias=True)
         scene = scene_of(graph, options.model, len(run.requests))
-        with LiveView(recorder, scene, console) as view, ExitStack() as keyboard:
+        with LiveView(recorder, scene, console) as view:
             if halts:
-                halts |= {"view": view, "keys": keyboard.enter_context(Keys(sys.stdin))}
-                pauses.append(LiveStepper(**halts, stopped=lambda: stop.status is not None))
+                halts |= {"view": view, "stopped": lambda: stop.status is not None}
+                pauses.append(LiveStepper(**halts))
             yield pauses
     elif halts:
         yield [*pauses, PlainStepper(**halts, source=sys.stdin, out=Writer(sys.stderr))]

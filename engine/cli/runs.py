@@ -44,8 +44,19 @@ def list_runs(runs_dir: Path = RUNS_DIR, as_json: bool = JSON) -> int:
 
 @runs.command()
 def show(run: str = RUN, runs_dir: Path = RUNS_DIR) -> None:
-    """Print the summary of a run: settings, figures, states, parts."""
-    put(run_folder.find_run(run, runs_dir).text("summary.md"))
+    """Print a run: settings, figures, states, parts; on a terminal with the answers."""
+    saved = run_folder.find_run(run, runs_dir)
+    if not sys.stdout.isatty():
+        put(saved.text("summary.md"))
+        return
+    from rich.console import Console
+
+    from ..view.run_page import run_page
+
+    console = Console(highlight=False)
+    with console.capture() as page:
+        console.print(run_page(saved))
+    put(page.get())
 
 
 @runs.command()
@@ -137,7 +148,8 @@ def replay(
 
     from ..record.replay import Replay
     from ..shell import usable
-    from ..view.tui import MAX_SPEED, MIN_SPEED, Keys, Player, frame, play
+    from ..view.keys import Keys
+    from ..view.tui import MAX_SPEED, MIN_SPEED, Player, frame, play
 
     if not MIN_SPEED <= speed <= MAX_SPEED:
         raise UsageError(f"--speed takes {MIN_SPEED:g} to {MAX_SPEED:g}")

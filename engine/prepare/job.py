@@ -218,7 +218,11 @@ def _with_requests(program: Program, options: RunOptions) -> Program:
     if options.probe_blend and program.graph.blend is None:
         raise UsageError(f"--probe-blend: graph {name!r} has no block `blend`")
     if not options.explain_rounds:
+        for option in ("branches", "rounds"):
+            if getattr(options, option):
+                raise UsageError(f"{flag_of(option)} selects rounds of --explain-rounds: give both")
         return program
+    options.explains(0, "")
     explaining = program.with_settings("verify.accept", {"explain": True})
     if explaining is None:
         raise UsageError(f"--explain-rounds: graph {name!r} has no rounds that verify drafts")

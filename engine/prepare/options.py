@@ -75,6 +75,8 @@ PROMPT = "The question; - reads it from standard input [specsot.yaml's]."
 DOCUMENT = "A text to answer from, or .jsonl of many (title, text); may be repeated."
 BREAK = "Halt only in this state; may be repeated."
 DELAY = "Seconds to wait before each transition; not counted."
+BRANCH = "Explain only rounds of this part; 0 is the outline; may be repeated."
+ROUNDS = "Explain only round A, or the rounds A to B."
 RESUME = "Continue the unfinished run of this folder; keeps its finished answers."
 WORKERS = "Decode on N workers of a cluster (Ray; specsot.yaml's `cluster`)."
 ADDRESS = "Where the workers are: local, or HOST:PORT of Ray [specsot.yaml's]."
@@ -118,12 +120,23 @@ class RunOptions(SessionOptions):
     expect_digest: str | None = _option(None, "Exit 5 unless the output has this digest.")
     runs_dir: Path = _option(Path("runs"), "The folder for run folders.")
     explain_rounds: bool = _option(False, "Print every draft of every round.")
+    branches: Sequence[int] | None = _option(None, BRANCH, "--branch", metavar="N", min=0)
+    rounds: str | None = _option(None, ROUNDS, metavar="A:B")
     probe_blend: bool = _option(False, "Compare blended prompts with full prefills (slow).")
     quiet: bool = _option(False, "Only the answer.", "--quiet", "-q")
     resume: Path | None = _option(None, RESUME, metavar="FOLDER", mirrored=False)
     workers: int | None = _option(None, WORKERS)
     cluster: str | None = _option(None, ADDRESS, metavar="ADDRESS")
     argv: tuple[str, ...] = ()
+
+    def explains(self, number: int, branch: str) -> bool:
+        """Whether `explain_rounds` prints a round of a branch; raises UsageError."""
+        match = re.fullmatch(r"(\d{1,9})(?::(\d{1,9}))?", self.rounds or f"{number}")
+        first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
+        if first > last:
+            raise UsageError(f"--rounds {self.rounds}: a round, or the first and last, as in 3:8")
+        parts = [str(part or "outline") for part in self.branches or ()]
+        return first <= number <= last and (not parts or branch.rpartition("/")[2] in parts)
 
     @property
     def changes_a_run(self) -> bool:

@@ -9,6 +9,7 @@ from rich.text import Text
 
 from ..record.run_view import BranchView, DraftTree, Mark
 from ..shell import printable
+from .keys import MaybePages, place_line
 from .panels import color_named, cut
 
 DRAFT_MARKS = {  # a mark, its style, and its name in the legend
@@ -29,7 +30,11 @@ MAX_ROWS = 99  # lines of a tree
 
 
 def drafts_text(
-    trees: Sequence[DraftTree], branches: Sequence[BranchView], width: int, height: int
+    trees: Sequence[DraftTree],
+    branches: Sequence[BranchView],
+    width: int,
+    height: int,
+    pages: MaybePages = None,
 ) -> Text:
     """The trees that fit; those of running branches first, in their order."""
     trees = without_outlines(trees, branches)
@@ -45,7 +50,8 @@ def drafts_text(
     ranked = sorted(trees, key=rank)
     columns = min(max(width // MIN_TREE_WIDTH, 1), len(ranked))
     each = (width - 2 * (columns - 1)) // columns
-    shown = ranked[: columns * height]
+    first = pages.window(len(ranked), columns * height) if pages else 0
+    shown = ranked[first : first + columns * height]
     heads = _heads(shown, live, many=len({tree.request for tree in trees}) > 1)
     sides = [_column(heads[at::columns], shown[at::columns], each, height) for at in range(columns)]
     lines = []
@@ -54,8 +60,11 @@ def drafts_text(
         for part in parts:
             part.truncate(each, overflow="ellipsis", pad=part is not parts[-1])
         lines.append(Text("  ", no_wrap=True).join(parts))
-    if hidden := len(ranked) - len(shown):
-        lines[-1].append(f"  … and {hidden} more", style="dim")
+    if len(shown) < len(ranked):
+        place = place_line("drafts", range(first, first + len(shown)), len(ranked), pages)
+        if pages:
+            lines[-1].truncate(max(width - len(place) - 2, 0))
+        lines[-1].append(f"  {place}", style="dim")
     return Text("\n", no_wrap=True).join(lines)
 
 

@@ -66,12 +66,17 @@ class PlainView:
         self.say(f"{self.recorder.now / 1e9:6.1f} s  {line}\n")
 
 
-def rounds_view(recorder: Recorder, run: Run, say: Callable[[str], None]) -> Sink:
-    """Writes a block per branch and round; rounds have the numbers of trace.jsonl."""
+def rounds_view(
+    recorder: Recorder, run: Run, say: Callable[[str], None], wanted: Callable[[int, str], bool]
+) -> Sink:
+    """Writes a block per wanted round and branch; rounds have the numbers of trace.jsonl."""
 
     def view(event: Event) -> None:
         if isinstance(event, OpRan) and "committed" in event.results:
-            for block in blocks(recorder.meter.forwards, run.board["committed"], recorder.decode):
+            number = recorder.meter.forwards
+            summary = run.board["committed"]
+            found = zip(summary.trees, blocks(number, summary, recorder.decode), strict=True)
+            for block in (block for tree, block in found if wanted(number, tree.branch)):
                 say(block)
 
     return view

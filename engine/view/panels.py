@@ -14,6 +14,7 @@ from ...states.round import BlendSummary
 from ..record import run_view
 from ..record.run_view import BranchView, Codes, PoolView, RequestView, Scene, Snapshot
 from ..shell import printable
+from .keys import MaybePages, place_line
 
 Item = TypeVar("Item")
 PALETTE = ["cyan", "magenta", "green", "dodger_blue2"]
@@ -58,16 +59,18 @@ def wrapped(words: Sequence[str], width: int) -> list[str]:
     return lines
 
 
-def _first_ranked(
-    items: Sequence[Item], ranks: Sequence[int], height: int
+def _shown(
+    items: Sequence[Item], ranks: Sequence[int], height: int, *, what: str, pages: MaybePages
 ) -> tuple[list[Item], list[Text]]:
-    """The items of the lowest ranks that fit into `height` lines, and the latest of those that
-    ended, in their own order; and the line that says how many are hidden, if any are."""
-    visible = height if len(items) <= height else max(height - 1, 1)
-    order = sorted(range(len(items)), key=lambda i: (ranks[i], -i if ranks[i] == ENDED else i))
-    shown = [items[at] for at in sorted(order[:visible])]
-    hidden = len(items) - len(shown)
-    return shown, [Text(f"  … and {hidden} more", style="dim")] if hidden else []
+    """The items that fit into `height` lines, by their ranks, and the line that says how many are
+    hidden, if any are. Keys scroll to the others."""
+    if len(items) <= height:
+        return list(items), []
+    visible = max(height - 1, 1)
+    first = pages.window(len(items), visible) if pages else 0
+    order = sorted(range(len(items)), key=lambda at: ranks[at])[first : first + visible]
+    place = place_line(what, range(first, first + visible), len(items), pages)
+    return [items[at] for at in order], [Text(f"  {place}", style="dim")]
 
 
 def states_text(scene: Scene, snap: Snapshot, *, times: bool) -> Text:
@@ -133,10 +136,13 @@ def last_move(snap: Snapshot, width: int) -> str:
 # -- the branches ---------------------------------------------------------------------------------
 
 
-def branches_text(branches: Sequence[BranchView], many: bool, width: int, height: int) -> Text:
+def branches_text(
+    branches: Sequence[BranchView], many: bool, width: int, height: int, pages: MaybePages = None
+) -> Text:
     """Lines per branch, with the end of its text, running branches first; `many`: with the key."""
     ranks = {"running": 0, "preempted": 1, "waiting": 1}
-    shown, more = _first_ranked(branches, [ranks.get(b.stage, ENDED) for b in branches], height)
+    order = [ranks.get(b.stage, ENDED) for b in branches]
+    shown, more = _shown(branches, order, height, what="branches", pages=pages)
     rows = max(1, min((height - len(more)) // max(len(shown), 1), MAX_LINES_PER_BRANCH))
     lines = [line for view in shown for line in _branch_lines(view, many, width, rows)]
     return Text("\n").join([*lines, *more])
@@ -172,12 +178,14 @@ def _tail(text: str, width: int, rows: int) -> list[str]:
     return [line[::-1] for line in reversed(backwards)]
 
 
-def header_line(scene: Scene, snap: Snapshot, width: int) -> Text:
+def header_line(scene: Scene, snap: Snapshot, width: int, note: str = "") -> Text:
     facts = f"  {scene.layout} · {scene.drafter} · {printable(scene.model, '')}"
     facts += f" · {scene.requests} requests" if scene.requests > 1 else ""
-    line = Text.assemble((" specsot ", LIT), (f" {scene.graph}", "bold"), (facts, "dim"))
+    line = Text.assemble((" specsot ", LIT), (f" {scene.graph}", "bold"))
+    line.append(note and f"  {note} ·", style="bold yellow").append(facts, style="dim")
     right = f"round {snap.meter.rounds}  {snap.seconds:5.1f} s "
-    line.truncate(max(width - len(right), 8), overflow="ellipsis", pad=True)
+    line.truncate(max(width - len(right) - 1, 7), overflow="ellipsis")
+    line.truncate(max(width - len(right), 8), pad=True)
     return line.append(right, style="bold")
 
 
@@ -234,10 +242,12 @@ def _request_stage(view: RequestView) -> str:
     return stage if stage in REQUEST_MARKS else "waiting"
 
 
-def requests_text(requests: Sequence[RequestView], width: int, height: int) -> Text:
+def requests_text(
+    requests: Sequence[RequestView], width: int, height: int, pages: MaybePages = None
+) -> Text:
     """A line per request, running ones first: mark, name, bar of its parts, tokens, question."""
     ranks = [REQUEST_MARKS[_request_stage(view)][3] for view in requests]
-    shown, more = _first_ranked(requests, ranks, height)
+    shown, more = _shown(requests, ranks, height, what="requests", pages=pages)
     lines = []
     for view in shown:
         mark, style, *_ = REQUEST_MARKS[_request_stage(view)]

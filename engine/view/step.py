@@ -8,8 +8,6 @@ from typing import Any, NamedTuple, TextIO
 import numpy as np
 import numpy.typing as npt
 from rich.cells import cell_len, set_cell_size
-from rich.console import RenderableType
-from rich.layout import Layout
 from rich.text import Text
 
 from ...ops.attention.metadata import SlotRun
@@ -19,15 +17,29 @@ from ...states.machine import START, Event, OpRan, Run, describe
 from ...states.manager import BranchStateManager
 from ...states.round import VerifiedTree
 from ..record.recorder import Recorder
-from ..record.run_view import DraftTree, Snapshot, draft_tree, visible_branches
+from ..record.run_view import DraftTree, draft_tree, visible_branches
 from ..shell import printable
 from .drafts import drafts_legend, tree_lines, without_outlines
-from .panels import LIT, color_named, cut, header_line, wrapped
-from .tui import Keys, LiveView, column, frame, panel, with_bar
+from .keys import SCROLL, Key, Pages
+from .panels import color_named, cut, wrapped
+from .tui import LiveView
 
 Visible = npt.NDArray[np.bool_]
 Page = list[Text]
-PAGES = ("picture", "board", "text", "tree", "rows")  # the first is the live view itself
+PAGES = {  # the first is the live view itself
+    "picture": "the run as the live view shows it",
+    "board": "the transitions that are open, and the values on the blackboard",
+    "text": "the whole text of each branch",
+    "tree": "the drafts that are offered, or those of the last rounds",
+    "rows": "what each row of the last forward attends to",
+}
+STEP_KEYS = (
+    Key("Enter", "step", "take one step; so does Space"),
+    Key("c", "run", "run to the next pause, or to the end"),
+    Key("q", "quit", "end the run and save what is finished"),
+    Key("0-4 Tab", "", "turn to a page"),
+    SCROLL,
+)
 # of the slots of a cell, the share that a row attends to
 ALL = "█"
 SOME = "▒"
@@ -318,81 +330,31 @@ class PlainStepper(Stepper):
 
 @dataclass(kw_only=True)
 class LiveStepper(Stepper):
-    """A stepper inside the live view: keys turn pages and end the pause. stopped: whether a stop
-    signal has arrived. page: 0 is the picture of the run. first: number of the first visible line
-    of a page. where: the place of the halt."""
+    """A stepper inside the live view, whose keys turn pages and end the pause. stopped: whether a
+    stop signal has arrived."""
 
     view: LiveView
-    keys: Keys
     stopped: Callable[[], bool]
-    page: int = 0
-    first: int = 0
-    where: str = ""
-    pages: dict[str, Page] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.view.paint = self.paint
+        self.view.pages = Pages(STEP_KEYS, PAGES)
 
     def halt(self, run: Run) -> bool:
-        self.pages = self.inspector.pages(self.view.console.size.width - 4)
+        pages = self.view.pages
         ways = open_ways(self.inspector.program, run)
         target = next((name for name, _, is_open in ways if is_open), "?")
-        self.where = f"step {run.steps} {run.state} → {target}"
-        self.first = 0
+        pages.note = f"‖ step {run.steps} {run.state} → {target}"
+        pages.texts = self.inspector.pages(self.view.console.size.width - 4)
+        pages.first = 0
         try:
             while not self.stopped():
                 self.view.refresh()
-                key = self.keys.read(POLL_SECONDS)
+                key = self.view.read(POLL_SECONDS)
                 if key in ("enter", "c", "q", " "):
                     self.free = key == "c"
                     return key != "q"
-                self._turn(key)
             return True
         finally:
-            self.where = ""
-
-    def _turn(self, key: str) -> None:
-        turns = {"tab": 1, "right": 1, "left": -1}
-        if key in turns or (key.isdigit() and int(key) < len(PAGES)):
-            self.page = (self.page + turns[key] if key in turns else int(key)) % len(PAGES)
-            self.first = 0
-        lines = max(len(self.pages[PAGES[self.page]]), 1)
-        steps = {"up": -1, "k": -1, "down": 1, "j": 1, "page up": -10, "page down": 10}
-        line = {"home": 0, "end": lines - 1}.get(key, self.first + steps.get(key, 0))
-        self.first = min(max(line, 0), lines - 1)
-
-    def paint(self, snap: Snapshot, width: int, height: int) -> RenderableType:
-        if not (self.page and self.where):
-            body = frame(self.view.scene, snap, width, height - 1)
-            return with_bar(body, self._bar(width), height)
-        name = PAGES[self.page]
-        page = self.pages[name]
-        visible = max(height - 4, 1)
-        first = min(self.first, max(len(page) - visible, 0))
-        lines = page[first : first + visible]
-        for line in lines:
-            line.truncate(width - 4, overflow="ellipsis")
-        place = f"lines {first + 1}-{first + len(lines)} of {len(page)}"
-        shown = panel(Text("\n", no_wrap=True).join(lines), name, place)
-        head = Layout(header_line(self.view.scene, snap, width), size=1)
-        body = column(head, Layout(shown, size=max(height - 2, 3)))
-        return with_bar(body, self._bar(width), height)
-
-    def _bar(self, width: int) -> Text:
-        if not self.where:
-            return Text(" ▶  running", style="dim", no_wrap=True)
-        text = Text.assemble((" ‖ ", LIT), (f" {self.where}", "bold"), no_wrap=True)
-        more = "c next halt" if self.breaks else "c to the end"
-        names = [f"{at} {name}" for at, name in enumerate(PAGES)]
-        names[self.page] = f"[{names[self.page]}]"
-        listed = " ".join(names)
-        choices = (
-            f"Enter step · {more} · {listed} · ↑↓ lines · q quit",
-            f"Enter · c · {listed} · q",
-            f"Enter · {more} · 0-{len(PAGES) - 1} pages · ↑↓ · q",
-        )
-        words = next((w for w in choices if text.cell_len + len(w) + 3 <= width), choices[-1])
-        text.append(f" · {words}", style="dim")
-        text.truncate(width, overflow="ellipsis")
-        return text
+            pages.note = ""
+            pages.texts = {}

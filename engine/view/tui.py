@@ -1,18 +1,15 @@
-"""A run on a terminal: the live view, the replay player, and single keys. The live view shares the
-processor with the run, so frames that are slow to draw are drawn less often."""
+"""A run on a terminal: the live view and the replay player. The live view shares the processor with
+the run, so frames that are slow to draw are drawn less often."""
 
 import os
-import select
-import termios
-import tty
+import sys
 from bisect import bisect_right
-from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
-from functools import partial
+from queue import Empty, Queue
 from threading import Event, Thread
-from time import monotonic, sleep, thread_time
-from typing import Any, Self, TextIO
+from time import monotonic, thread_time
+from typing import Any
 
 from rich.cells import cell_len
 from rich.console import Console, Group, RenderableType
@@ -28,35 +25,35 @@ from ..record.run_view import PoolView, Scene, Snapshot
 from ..signals import SCREEN, ending_with
 from . import panels
 from .drafts import drafts_legend, drafts_text
+from .keys import SCROLL, Key, Keys, MaybePages, Pages
 
 FRAMES = 8  # per second, at most
+KEY_SECONDS = 0.05  # of a wait for a key, after which the end of the run is noticed
+FIGURES_WIDTH = 50  # cells of the last line of the live view that are not for keys
 DRAW_SHARE = 0.05  # maximum share of a processor's time for drawing
 # sizes in cells from which more is shown
 WIDE = 96
 TALL = 28
 VAST = 130
-LARGE = 40
+LARGE = 39
 MAX_FINAL_HEIGHT = 31  # of the picture that stays on the screen at the end
+NO_HINTS = Text()
 TRACE = "trace · ms · tokens"
 HISTOGRAM_WIDTH = 18  # inner cells
-KEY_NAMES = {  # of the sequences that terminals send, CSI and SS3
-    **{"\x1b[A": "up", "\x1b[B": "down", "\x1b[C": "right", "\x1b[D": "left"},
-    **{"\x1bOA": "up", "\x1bOB": "down", "\x1bOC": "right", "\x1bOD": "left"},
-    **{"\x1b[H": "home", "\x1b[F": "end", "\x1bOH": "home", "\x1bOF": "end"},
-    **{"\x1b[1~": "home", "\x1b[4~": "end", "\x1b[5~": "page up", "\x1b[6~": "page down"},
-    **{"\r": "enter", "\n": "enter", "\t": "tab", "\x03": "q", "\x04": "q"},
-}
-
-Paint = Callable[[Snapshot, int, int], RenderableType]
+LIVE_KEYS = (Key("Ctrl-C", "stop", "stop the run and save what is finished"), SCROLL)
+NO_KEYS = Text("Ctrl-C stop", style="dim")  # without a keyboard
 
 
 class LiveView(Live):
-    """Shows a recorder's run on a terminal while the context is open. paint: makes its pictures."""
+    """Shows a recorder's run on a terminal while the context is open, and reads its keys. pages:
+    what keys change in its pictures."""
 
     def __init__(self, recorder: Recorder, scene: Scene, console: Console) -> None:
         self.recorder = recorder
         self.scene = scene
-        self.paint: Paint = partial(frame, scene)
+        self.pages = Pages(LIVE_KEYS)
+        self._keys = Keys(sys.stdin)
+        self._unread: Queue[str] = Queue()
         self._fullest: PoolView | None = None
         self._over = Event()
         self._painter = Thread(target=self._paint, name="specsot-view", daemon=True)
@@ -65,15 +62,28 @@ class LiveView(Live):
 
     def start(self, refresh: bool = False) -> None:
         self.recorder.take_snapshot()
+        self._keys.__enter__()
         super().start(refresh)
         self._painter.start()
 
+    def read(self, seconds: float) -> str:
+        """The next key that changes no page; empty after `seconds` without one."""
+        with suppress(Empty):
+            return self._unread.get(timeout=seconds)
+        return ""
+
     def _paint(self) -> None:
-        pause = 1 / FRAMES
-        while not self._over.wait(pause):
-            start = thread_time()
-            self.refresh()
-            pause = max(1 / FRAMES, (thread_time() - start) / DRAW_SHARE)
+        due = monotonic() + 1 / FRAMES
+        while not self._over.is_set():
+            key = self._keys.read(KEY_SECONDS)
+            with self._lock:  # not while the run draws a pause
+                turned = self.pages.press(key)
+            if key and not turned:
+                self._unread.put(key)
+            if turned or monotonic() >= due:
+                start = thread_time()
+                self.refresh()
+                due = monotonic() + max(1 / FRAMES, (thread_time() - start) / DRAW_SHARE)
 
     def _frame(self) -> RenderableType:
         self.recorder.snapshot_requested = True
@@ -82,7 +92,9 @@ class LiveView(Live):
             return Text("")
         self._fullest = fuller(self._fullest, snap.pool)
         try:
-            return self.paint(snap, *self.console.size)
+            if self._keys.available:
+                return screen(self.scene, snap, *self.console.size, pages=self.pages)
+            return frame(self.scene, snap, *self.console.size, hints=NO_KEYS)
         except Exception as error:  # an error of the view must not disturb the run
             return Text(f"the view failed: {type(error).__name__}: {error}")
 
@@ -93,6 +105,7 @@ class LiveView(Live):
         self._over.set()
         self._painter.join()
         super().stop()
+        self._keys.__exit__()
         self.recorder.take_snapshot()
         if (snap := self.recorder.snapshot) is not None:
             # At the end all rows are released; the pool is shown as it was at its fullest.
@@ -107,9 +120,43 @@ def fuller(first: PoolView | None, second: PoolView) -> PoolView:
     return second if first is None or second.used >= first.used else first
 
 
-def frame(scene: Scene, snap: Snapshot, width: int, height: int) -> Layout:
+def screen(
+    scene: Scene, snap: Snapshot, width: int, height: int, *, pages: Pages, bar: Text | None = None
+) -> Layout:
+    """What a view with keys shows: the picture of the run, a page, or the help. bar: the last line;
+    otherwise the hints of the keys, unless a run goes on in the picture: after its figures."""
+    pages.last = 0
+    page = pages.shown()
+    bar = bar or (pages.hints(width) if page or pages.note else None)
+    if bar is None:
+        hints = pages.hints(width - FIGURES_WIDTH)
+        return frame(scene, snap, width, height, pages=pages, hints=hints)
+    body = Layout(size=max(height - 1, 1))
+    if page is None:
+        body.update(frame(scene, snap, width, height - 1, pages=pages))
+    else:
+        title, lines = page
+        visible = max(height - 4, 1)
+        first = pages.window(len(lines), visible)
+        newline = Text("\n", no_wrap=True, overflow="ellipsis")
+        shown = newline.join(lines[first : first + visible])
+        place = f"lines {first + 1}-{min(first + visible, len(lines))} of {len(lines)}"
+        head = panels.header_line(scene, snap, width, pages.note)
+        body.split_column(Layout(head, size=1), Layout(panel(shown, title, place)))
+    return column(body, Layout(bar, size=1))
+
+
+def frame(
+    scene: Scene,
+    snap: Snapshot,
+    width: int,
+    height: int,
+    *,
+    pages: MaybePages = None,
+    hints: Text = NO_HINTS,
+) -> Layout:
     """One picture of `width` x `height` cells; the sizes of its parts do not change from frame to
-    frame."""
+    frame. pages: whose keys scroll its lists. hints: for the end of its last line."""
     tall = height >= TALL
     if not tall:  # a run with a closed list of requests is never idle
         scene = replace(scene, states=tuple(name for name in scene.states if name != "idle"))
@@ -121,13 +168,17 @@ def frame(scene: Scene, snap: Snapshot, width: int, height: int) -> Layout:
     upper = len(scene.states) + 2
     trace = max(free * 3 // 5 - upper, 0) if height >= LARGE else 0  # lines below the states
     upper += trace
+    trace = trace if trace >= 4 else 0
+    hints_width = hints.cell_len + 3 if hints else 0
+    figures = panels.figures_line(snap, width - hints_width)
+    figures.pad_right(width - hints.cell_len - figures.cell_len)
     return column(
-        Layout(panels.header_line(scene, snap, width), size=1),
+        Layout(panels.header_line(scene, snap, width, pages.note if pages else ""), size=1),
         Layout(panels.request_lines(snap.requests, width, rows), size=rows),
-        _upper(scene, snap, width, height=upper, trace=trace if trace >= 4 else 0),
-        _lower(snap, width, max(free - upper, 3), tall),
+        _upper(scene, snap, width, height=upper, trace=trace, pages=pages),
+        _lower(snap, width, max(free - upper, 3), tall=tall, pages=pages),
         _foot(snap, width, foot, tall),
-        Layout(panels.figures_line(snap, width), size=1),
+        Layout(figures.append_text(hints), size=1),
     )
 
 
@@ -137,11 +188,9 @@ def column(*parts: Layout) -> Layout:
     return layout
 
 
-def with_bar(body: RenderableType, bar: Text, height: int) -> Layout:
-    return column(Layout(body, size=max(height - 1, 1)), Layout(bar, size=1))
-
-
-def _upper(scene: Scene, snap: Snapshot, width: int, *, height: int, trace: int) -> Layout:
+def _upper(
+    scene: Scene, snap: Snapshot, width: int, *, height: int, trace: int, pages: MaybePages
+) -> Layout:
     """The states, below them the trace if it fits, and the drafts."""
     wide = width >= WIDE
     side = 46 if width >= VAST else 38 if wide else 28
@@ -151,7 +200,7 @@ def _upper(scene: Scene, snap: Snapshot, width: int, *, height: int, trace: int)
     if scene.drafter == "none":  # nothing is drafted
         drafts = panel(panels.trace_text(snap.moves, inner, height - 2), TRACE)
     else:
-        trees = drafts_text(snap.trees, snap.branches, inner, height - 2)
+        trees = drafts_text(snap.trees, snap.branches, inner, height - 2, pages=pages)
         drafts = panel(trees, "drafts", drafts_legend(inner - 2))
     left = Layout(size=side)
     if trace and scene.drafter != "none":
@@ -164,22 +213,22 @@ def _upper(scene: Scene, snap: Snapshot, width: int, *, height: int, trace: int)
     return _row(height, left, Layout(drafts, size=width - side))
 
 
-def _lower(snap: Snapshot, width: int, height: int, tall: bool) -> Layout:
+def _lower(snap: Snapshot, width: int, height: int, *, tall: bool, pages: Pages | None) -> Layout:
     """The texts of the branches; to the right several requests, if they fit."""
     many = len(snap.requests) > 1
     if not tall:  # a line instead of a frame: one more branch fits
-        texts = panels.branches_text(snap.branches, many, width - 4, height - 1)
+        texts = panels.branches_text(snap.branches, many, width - 4, height - 1, pages=pages)
         start = "── branches "
         end = f" {panels.BRANCH_MARKS} ──"
         rule = "─" * (width - cell_len(start) - cell_len(end))
         head = Text.assemble((start + rule, "grey50"), (end, "grey62"), no_wrap=True)
         return Layout(Group(head, Padding(texts, (0, 0, 0, 2))), size=height)
     side = width * 2 // 5 if many and width >= VAST else 0
-    texts = panels.branches_text(snap.branches, many, width - side - 4, height - 2)
+    texts = panels.branches_text(snap.branches, many, width - side - 4, height - 2, pages=pages)
     branches = panel(texts, "branches", panels.BRANCH_MARKS)
     if not side:
         return Layout(branches, size=height)
-    lines = panels.requests_text(snap.requests, side - 4, height - 2)
+    lines = panels.requests_text(snap.requests, side - 4, height - 2, pages)
     requests = Layout(panel(lines, "requests · parts · tokens"), size=side)
     return _row(height, Layout(branches, size=width - side), requests)
 
@@ -222,53 +271,21 @@ def panel(body: RenderableType, title: str, key: str = "") -> Panel:
     )
 
 
-# -- the keyboard ---------------------------------------------------------------------------------
-
-
-class Keys:
-    """Reads single keys, without Enter, while the context is open; then restores the terminal.
-    available: whether the stream is a terminal."""
-
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
-        self.available = False
-        self._typed = ""
-
-    def __enter__(self) -> Self:
-        with suppress(OSError, ValueError, termios.error):
-            self._number = self._stream.fileno()
-            self._before = termios.tcgetattr(self._number)  # fails without a terminal
-            tty.setcbreak(self._number)
-            self.available = True
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        if self.available:
-            termios.tcsetattr(self._number, termios.TCSADRAIN, self._before)
-            self.available = False
-
-    def read(self, seconds: float) -> str:
-        """The next key, by name or as a character; empty after `seconds` without a key."""
-        if not self._typed and not self.available:
-            sleep(max(seconds, 0.0))
-        elif not self._typed and select.select([self._number], [], [], max(seconds, 0.0))[0]:
-            piece = os.read(self._number, 64)
-            self._typed = piece.decode("utf-8", "replace") or "q"  # the terminal is closed
-        if not self._typed:
-            return ""
-        sent = next(filter(self._typed.startswith, KEY_NAMES), self._typed[0])
-        rest = self._typed[len(sent) :]
-        self._typed = "" if sent == "\x1b" else rest  # an unknown sequence
-        return KEY_NAMES.get(sent, sent)
-
-
 # -- the player ----------------------------------------------------------------------------------
 
 MAX_SPEED = 1024.0
 MIN_SPEED = 1 / 1024
-HELP = ("space pause", "←→ step", "PgUp/PgDn round", "↑↓ speed", "Home/End", "q quit")
+PLAYER_KEYS = (
+    Key("space", "pause", "pause, or play on"),
+    Key("←→", "step", "one transition back or forth; so do h, l"),
+    Key("q", "quit", "end"),
+    SCROLL,
+    Key("PgUp/PgDn", "round", "to the round before or after; so do p, n"),
+    Key("↑↓", "speed", "twice or half the speed; so do +, -"),
+    Key("Home/End", "", "the first or the last transition; so do g, G"),
+)
 KEY_ALIASES = {  # for keyboards and terminals that lack a key
-    **{"l": "right", "h": "left", "k": "up", "j": "down", "+": "up", "-": "down"},
+    **{"l": "right", "h": "left", "+": "up", "-": "down"},
     **{"]": "page down", "[": "page up", "n": "page down", "p": "page up", "g": "home", "G": "end"},
 }
 
@@ -283,6 +300,7 @@ class Player:
         self.frame = 0
         self.at = float(replay.times[0])
         self.playing = True
+        self.pages = Pages(PLAYER_KEYS)
         kinds = ({record["kind"] for record in replay.records_of(at)} for at in range(len(replay)))
         self._rounds = [at for at, found in enumerate(kinds) if "round" in found]
 
@@ -314,7 +332,9 @@ class Player:
         elif key in ("up", "down"):
             self.speed *= 2 if key == "up" else 0.5
             self.speed = min(max(self.speed, MIN_SPEED), MAX_SPEED)
-        return key != "q"
+        else:
+            return self.pages.press(key) or key != "q"
+        return True
 
     def _go(self, frame: int) -> None:
         self.frame = min(max(frame, 0), len(self.replay) - 1)
@@ -331,10 +351,7 @@ class Player:
             f"  {self.replay.times[self.frame] / 1e9:.2f}/{self.replay.times[-1] / 1e9:.2f} s ",
             no_wrap=True,
         )
-        for words in HELP:
-            if text.cell_len + len(words) + 12 > width:
-                break
-            text.append(f" · {words}", style="dim")
+        text.append(" · ").append_text(self.pages.hints(width - text.cell_len - 10))
         bar_width = width - text.cell_len - 2
         filled = round(bar_width * self.frame / max(count - 1, 1))
         text.append(" " + "━" * filled, style="green")
@@ -353,14 +370,15 @@ def play(player: Player, console: Console, keys: Keys) -> None:
     with leaving_screen(console), Live(console=console, screen=True, auto_refresh=False) as live:
         last = monotonic()
         painted = None
+        pages = player.pages
         while player.playing or keys.available:
-            width, height = console.size
-            position = (player.frame, player.playing, player.speed, console.size)
-            if position != painted:
+            position = (player.frame, player.playing, player.speed, pages.first, pages.help)
+            if (position, console.size) != painted:
                 snap = player.replay.snapshot(player.frame)
-                body = frame(player.replay.scene, snap, width, height - 1)
-                live.update(with_bar(body, player.bar(width), height), refresh=True)
-                painted = position
+                bar = player.bar(console.width)
+                shown = screen(player.replay.scene, snap, *console.size, pages=pages, bar=bar)
+                live.update(shown, refresh=True)
+                painted = (position, console.size)
             key = keys.read(1 / FRAMES)
             if key and not player.press(key):
                 break

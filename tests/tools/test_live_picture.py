@@ -1,4 +1,4 @@
-"""docs/tui.svg is what the view draws today, of a run of the graph as it is today."""
+"""docs/tui.svg and docs/screens are what the views draw today, of a run of the graph as it is."""
 
 import re
 from html import unescape
@@ -6,7 +6,7 @@ from html import unescape
 from specsot.engine.prepare.files import open_graph
 from specsot.engine.record.replay import Replay
 from specsot.engine.record.run_folder import SavedRun
-from tools.pictures.tui import GRAPH, PICTURE, RUN, STEP, even, picture, shown
+from tools.pictures.tui import GRAPH, PICTURE, RUN, SCREENS, STEP, even, picture, screens, shown
 
 AGAIN = "it is not what the view draws: python -m tools.pictures.tui"
 OTHER = f"{GRAPH} has changed: python -m tools.pictures.tui --record"
@@ -22,6 +22,15 @@ def seen(svg: str) -> list[tuple[str, str, str]]:
 def test_the_picture_is_current() -> None:
     kept, drawn = seen(PICTURE.read_text(encoding="utf-8")), seen(picture())
     assert len(kept) > 100 and kept == drawn, AGAIN
+
+
+def test_the_screens_are_current_and_small() -> None:
+    drawn = screens()
+    assert {file.name for file in SCREENS.glob("*.svg")} == {*drawn}
+    for name, svg in drawn.items():
+        kept = (SCREENS / name).read_text(encoding="utf-8")
+        assert seen(kept) == seen(svg) and len(kept) < 60_000, f"{name}: {AGAIN}"
+        assert "?\xa0help" in "".join(text for text, *_ in seen(kept)), name
 
 
 def test_its_run_is_of_the_graph_as_it_is() -> None:

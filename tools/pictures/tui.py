@@ -1,10 +1,11 @@
-"""docs/tui.svg: a recording of the live view of a kept run, whose times are made even.
+"""docs/tui.svg: a recording of the live view of a kept run, whose times are made even; and
+docs/screens/*.svg: single screens of the live view, a pause and a replay, with their keys.
 
 The run is drawn frame by frame; an element that several frames share is drawn once. A viewer that
-shows no animation shows the frame of one round.
+shows no animation shows the frame of one round. The pause is one of a run that is made for it.
 
-python -m tools.pictures.tui             draw the picture again, from tools/pictures/run
-python -m tools.pictures.tui --record    make that run anew first (needs torch, some seconds)"""
+python -m tools.pictures.tui             draw the pictures again, from tools/pictures/run
+python -m tools.pictures.tui --record    make that run anew first (some seconds)"""
 
 import io
 import json
@@ -18,17 +19,22 @@ from typing import Any, NamedTuple
 from xml.etree import ElementTree
 from xml.sax.saxutils import escape, quoteattr
 
-from rich.console import Console
+from rich.console import Console, RenderableType
 
 from specsot.engine.cli.run_command import run_command
 from specsot.engine.prepare.options import RunOptions
 from specsot.engine.record.replay import Replay
 from specsot.engine.record.run_folder import SavedRun
-from specsot.engine.view.tui import frame
+from specsot.engine.run.api import Prompt, Recorder, open_session
+from specsot.engine.view.keys import Pages
+from specsot.engine.view.step import PAGES, STEP_KEYS, Inspector
+from specsot.engine.view.tui import LIVE_KEYS, Player, frame, screen
 
 ROOT = Path(__file__).parents[2]
 RUN = Path(__file__).parent / "run"
 PICTURE = ROOT / "docs" / "tui.svg"
+SCREENS = ROOT / "docs" / "screens"
+SMALL, LARGE = (80, 24), (120, 40)
 GRAPH, STEP, SIZE = "bim_eagle", 94, (100, 30)
 SLOW = 20  # steps after the start of the parts that are all drawn
 SECONDS = {"parse": 1.2, "parallel_prefill": 1.2, "expand_root": 0.8, "grow_tree": 0.8}
@@ -39,11 +45,58 @@ GRAIN = 10_000  # nanoseconds
 
 def still(replay: Replay, number: int, width: int, height: int) -> Console:
     """A console with the picture after one frame, for export as text or SVG."""
+    return printed(frame(replay.scene, replay.snapshot(number), width, height), width, height)
+
+
+def printed(shown: RenderableType, width: int, height: int) -> Console:
     settings: Any = {"color_system": "truecolor", "legacy_windows": False, "_environ": {}}
     settings |= {"record": True, "force_terminal": True, "file": io.StringIO()}
     console = Console(width=width, height=height, **settings)
-    console.print(frame(replay.scene, replay.snapshot(number), width, height), height=height)
+    console.print(shown, height=height)
     return console
+
+
+def exported(console: Console, command: str) -> str:
+    return console.export_svg(title=f"specsot {command}", unique_id="t")
+
+
+def screens() -> dict[str, str]:
+    """The SVG of each file of docs/screens."""
+    replay = Replay(SavedRun(RUN))
+    snap = replay.snapshot(STEP - 1)
+    player = Player(replay)
+    for _ in range(STEP - 1):
+        player.press("right")
+    bar = player.bar(LARGE[0])
+    command = f"run {GRAPH}"
+    shown = {
+        "live_80x24": (screen(replay.scene, snap, *SMALL, pages=Pages(LIVE_KEYS)), SMALL, command),
+        "live_120x40": (screen(replay.scene, snap, *LARGE, pages=Pages(LIVE_KEYS)), LARGE, command),
+        "pause_80x24": (pause(replay, *SMALL), SMALL, f"{command} --step"),
+        "replay_120x40": (
+            screen(replay.scene, snap, *LARGE, pages=player.pages, bar=bar),
+            LARGE,
+            "replay",
+        ),
+    }
+    return {
+        f"{name}.svg": drawn([exported(printed(picture, *size), words)], [1.0], 0)
+        for name, (picture, size, words) in shown.items()
+    }
+
+
+def pause(replay: Replay, width: int, height: int) -> RenderableType:
+    """A pause with the drafts that a round offers, of a run with the prompt of the kept one."""
+    session = open_session(GRAPH, threads=1)
+    recorder = Recorder(session.prompts.decode)
+    run = session.start([Prompt("1", replay.requests[0].question)], recorder)
+    recorder.attach(run)
+    inspector = Inspector(session.program, recorder, run)
+    while run.steps < STEP - 1:
+        run.advance()
+    pages = Pages(STEP_KEYS, PAGES, inspector.pages(width - 4), page=[*PAGES].index("tree"))
+    pages.note = f"‖ step {run.steps} {run.state} → verify"
+    return screen(replay.scene, replay.snapshot(STEP - 2), width, height, pages=pages)
 
 
 class Element(NamedTuple):
@@ -65,20 +118,20 @@ def picture() -> str:
     """The SVG of the kept run: the window of one frame, and in it the elements of all."""
     replay = Replay(SavedRun(RUN))
     steps = shown(replay)
-    exports = [
-        still(replay, step, *SIZE).export_svg(title=f"specsot run {GRAPH}", unique_id="t")
-        for step in steps
-    ]
-    frames = [elements(svg) for svg in exports]
-    stays = steps.index(STEP - 1)
+    exports = [exported(still(replay, step, *SIZE), f"run {GRAPH}") for step in steps]
     times = [SECONDS.get(replay.snapshot(step).state, FAST) for step in steps]
     times[-1] = LAST
+    return drawn(exports, times, steps.index(STEP - 1))
+
+
+def drawn(exports: Sequence[str], times: Sequence[float], stays: int) -> str:
+    """A recording of exported frames, in the window of the one that stays without animation."""
     head = exports[stays].partition('<g transform="translate(9, 41)"')[0]
     window = re.sub(
         r"\n *\.t-r\d+ \{[^}]*\}|<clipPath id=\"t-line-.*?</clipPath>", "", head, flags=re.S
     )
     opening = '<g transform="translate(9, 41)" clip-path="url(#t-clip-terminal)">'
-    css, body = animated(frames, times, stays)
+    css, body = animated([elements(svg) for svg in exports], times, stays)
     return f"{window.replace('</style>', f'{css}</style>')}{opening}\n{body}</g>\n</svg>\n"
 
 
@@ -213,3 +266,5 @@ if __name__ == "__main__":
     if "--record" in sys.argv[1:]:
         record()
     PICTURE.write_text(picture(), encoding="utf-8")
+    for name, svg in screens().items():
+        (SCREENS / name).write_text(svg, encoding="utf-8")

@@ -178,6 +178,43 @@ def test_every_round_of_every_branch_is_printed_and_kept(shell: Any) -> None:
     assert json.loads(shell.out)["digest"] == shell.digest and "round 2" in shell.err
 
 
+def test_rounds_and_branches_are_selected(shell: Any) -> None:
+    def heads(**options: Any) -> list[tuple[int, str]]:
+        assert shell.run(explain_rounds=True, **options) == Code.OK
+        lines = [line.split() for line in shell.err.splitlines() if line.startswith("round ")]
+        return [(int(number), name) for _, number, name, *_ in lines]
+
+    every = heads()
+    digest, kept = shell.digest, explained_trees(shell)
+    first, last = every[0][0] + 1, every[0][0] + 3
+    assert {"1/1", "1/2"} < {name for _, name in every} and (last, "1/1") in every
+    for options, wanted in (
+        ({"rounds": f"{first}:{last}"}, [one for one in every if first <= one[0] <= last]),
+        ({"rounds": f"{last}"}, [one for one in every if one[0] == last]),
+        ({"branches": (2,)}, [one for one in every if one[1] == "1/2"]),
+        ({"branches": (1, 9), "rounds": f"{last}"}, [(last, "1/1")]),
+        ({"branches": (9,)}, []),
+    ):
+        assert heads(**options) == wanted, options
+        assert explained_trees(shell) == kept and shell.digest == digest, "the trace has all"
+    outline = heads(outline=None, branches=(0,), max_new_tokens=4)
+    assert outline and {name for _, name in outline} == {"1/outline"}
+
+
+@pytest.mark.parametrize(
+    "options, fault",
+    [
+        ({"branches": (1,)}, "--branch selects rounds of --explain-rounds: give both"),
+        ({"rounds": "1:2"}, "--rounds selects rounds of --explain-rounds: give both"),
+        ({"rounds": "5:2", "explain_rounds": True}, "--rounds 5:2: a round, or the first and last"),
+        ({"rounds": "x", "explain_rounds": True}, "--rounds x: a round, or the first and last"),
+    ],
+)
+def test_what_selects_no_rounds_is_refused(options: Any, fault: str, shell: Any) -> None:
+    assert shell.run(**options) == Code.USAGE
+    assert shell.err.startswith(f"specsot: {fault}") and shell.err.count("\n") == 1
+
+
 def test_a_repeated_run_can_be_explained(shell: Any) -> None:
     sets = ("sampling.temperature=0.9", "sampling.accept=rejection")
     assert shell.run(sets=sets) == Code.OK

@@ -4,7 +4,6 @@ import io
 import sys
 from collections import Counter
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,7 +14,9 @@ from specsot.engine.errors import Code
 from specsot.engine.record.run_view import Mark, scene_of
 from specsot.engine.run.api import Prompt, Recorder, open_session, token_digest
 from specsot.engine.run.core import Status, StopSignal, drive
+from specsot.engine.view.keys import Pages
 from specsot.engine.view.step import Inspector, LiveStepper, PlainStepper, open_ways, picture
+from specsot.engine.view.tui import screen
 
 Patch = pytest.MonkeyPatch
 
@@ -182,38 +183,47 @@ def test_what_is_offered_is_what_is_verified(session: Any) -> None:
 
 
 class Screen:
-    """As much of a live view as a stepper wants."""
+    """As much of a live view as a stepper wants; reads the keys in `typed`."""
 
-    def __init__(self, session: Any, recorder: Recorder) -> None:
+    def __init__(self, session: Any, recorder: Recorder, typed: list[str]) -> None:
         self.recorder, self.console, self.shown = recorder, Console(width=100, height=30), []
         self.scene = scene_of(session.program.graph.model_dump(by_alias=True), "tiny", 1)
-        self.paint: Any = None
+        self.typed, self.pages = typed, Pages(())
 
     def refresh(self) -> None:
+        assert self.recorder.snapshot is not None
         console = Console(record=True, width=100, height=30, file=io.StringIO())
-        console.print(self.paint(self.recorder.snapshot, 100, 30), height=30)
+        console.print(
+            screen(self.scene, self.recorder.snapshot, 100, 30, pages=self.pages), height=30
+        )
         self.shown.append(console.export_text())
 
+    def read(self, seconds: float) -> str:
+        key = self.typed.pop(0)
+        return "" if self.pages.press(key) else key
 
-def live(inspector: Inspector, view: Any, typed: list[str], stopped: bool = False) -> LiveStepper:
-    """A stepper that reads the keys in `typed`."""
-    keys: Any = SimpleNamespace(read=lambda seconds: typed.pop(0))
-    return LiveStepper(inspector=inspector, view=view, keys=keys, stopped=lambda: stopped)
+
+def live(inspector: Inspector, view: Any, stopped: bool = False) -> LiveStepper:
+    return LiveStepper(inspector=inspector, view=view, stopped=lambda: stopped)
 
 
 def test_keys_turn_pages_inside_the_view(session: Any) -> None:
     run, recorder, inspector = halted_in(session, "verify")
-    screen, typed = Screen(session, recorder), ["1", "4", "down", "tab", "3", "enter"]
-    stepper = live(inspector, screen, typed)
+    typed = ["1", "4", "down", "tab", "3", "?", "q", "enter"]
+    view = Screen(session, recorder, typed)
+    stepper = live(inspector, view)
     assert stepper(run) and not typed
-    picture, board, rows, lower, again, tree = screen.shown
+    picture, board, rows, lower, again, tree, opened, closed = view.shown
     assert "drafts" in picture and "‖" in picture and "[0 picture]" in picture
-    assert "=> schedule" in board and "committed" in board
+    assert "=> schedule" in board and "committed" in board and "0 picture [1 board]" in board
     assert "of its own" in rows and "own" in rows and "[4 rows]" in rows
     assert rows != lower or "lines 1-" in lower
-    assert again.splitlines()[1:] == picture.splitlines()[1:] and "root at position" in tree
+    assert again == picture and "root at position" in tree
+    assert all("Enter step" in shown and "? help" in shown for shown in view.shown)
+    assert "take one step" in opened and "what each row of the last forward" in opened
+    assert closed == tree, "q closes the help, it does not end the run"
     typed[:] = ["q"]
     assert not stepper(run)
     typed[:] = ["c"]
     assert stepper(run) and stepper.free and stepper(run)
-    assert live(inspector, screen, [], stopped=True)(run), "no key is waited for"
+    assert live(inspector, Screen(session, recorder, []), stopped=True)(run), "without a key"

@@ -3,6 +3,7 @@
 import fcntl
 import os
 import pty
+import re
 import select
 import struct
 import subprocess
@@ -95,10 +96,14 @@ class Terminal:
         os.close(self.end)
 
 
+def write_outline(folder: Path, count: int) -> None:
+    points = "".join(f"{i}|60|-|-|Part {i}\n" for i in range(1, count + 1))
+    (folder / "outline.txt").write_text(f"PLAN\n{points}END\n")
+
+
 @pytest.fixture
 def place(here: Path) -> Path:
-    points = "".join(f"{i}|60|-|-|Part {i}\n" for i in range(1, 6))
-    (here / "outline.txt").write_text(f"PLAN\n{points}END\n")
+    write_outline(here, 5)
     return here
 
 
@@ -136,6 +141,41 @@ def test_ctrl_c_on_a_small_terminal(endless: Any, place: Path) -> None:
     assert b"interrupted:" in terminal.raw and b"Traceback" not in terminal.raw
     outputs = (place / "runs" / "latest" / "outputs.jsonl").read_text()
     assert '"finish_reason":"cancelled"' in outputs
+
+
+def test_keys_of_a_live_run_on_a_small_terminal(endless: Any, place: Path) -> None:
+    write_outline(place, 8)
+    with Terminal(command(endless, "--max-new-tokens", "700"), 80, 24) as terminal:
+        answers = [("branches 1-4 of 8 (j/k)", "j"), ("branches 2-5 of 8", "?")]
+        answers += [("scroll a list or a page", "\x1b"), ("branches 1-4 of 8", "\x03")]
+        seen = answered(terminal, answers)
+        assert terminal.process.wait(PATIENCE) == 130
+    assert len(seen) == 4 and "✗" in seen[0] and "╭─ help" in seen[2]
+    assert all(shown.splitlines()[-1].rstrip().endswith("? help") for shown in seen)
+
+
+def test_a_recorded_run_is_a_page_on_a_terminal(tiny: Any, place: Path) -> None:
+    with Terminal(command(tiny, "--max-new-tokens", "6", "--quiet"), 80, 24) as terminal:
+        assert terminal.finish() == 0
+    with Terminal([*PROGRAM, "runs", "show"], 80, 90) as terminal:
+        *_, page = terminal.screens()
+        assert terminal.process.wait(PATIENCE) == 0
+    run = SavedRun((place / "runs" / "latest").resolve())
+    (line,) = run.outputs.values()
+    for part in line["parts"]:
+        assert re.search(
+            rf"{part['title']} +{len(part['token_ids'])}  {part['finish_reason']}", page
+        )
+    figures = (r"tokens +\d+  tokens", r"seconds.total +[\d.]+  s", r"acceptance_rate +[\d.]+  %")
+    for wanted in (*figures, r"tokens_per_second +[\d.,]+  tokens/s", r"verify +\d+ +[\d.]+"):
+        assert re.search(wanted, page), wanted
+    share = f"{100 * run.metrics['overhead_share']:.4g}"
+    assert re.search(rf"overhead_share +{re.escape(share)}  %", page)
+    digest = run.manifest["digest"]
+    for wanted in (f"digest  {digest}", "? How do bees make honey?", "bim_eagle (bim · eagle3)"):
+        assert wanted in page, wanted
+    assert re.search(rf"trace.jsonl +{(run.path / 'trace.jsonl').stat().st_size:,}", page)
+    assert " 1 Part 1" in page and "| metric |" not in page, "rendered"
 
 
 def test_plain_lines_where_a_live_view_is_not_wanted(tiny: Any, place: Path) -> None:

@@ -40,7 +40,10 @@ from specsot.engine.record.run_view import (
 from specsot.engine.shell import usable
 from specsot.engine.view import panels
 from specsot.engine.view.drafts import DRAFT_MARKS, drafts_legend, drafts_text, tree_lines
-from specsot.engine.view.tui import FRAMES, Keys, LiveView, Player, play
+from specsot.engine.view.keys import Keys, Pages
+from specsot.engine.view.step import PAGES, STEP_KEYS
+from specsot.engine.view.tui import FRAMES, LIVE_KEYS, PLAYER_KEYS, LiveView, Player, play
+from specsot.engine.view.tui import screen as keyed_screen
 from specsot.ops.kv.pool import KVCache
 from specsot.ops.layer_plan import LayerStatus
 from specsot.states.blend import Reused
@@ -227,6 +230,122 @@ def test_the_view_only_asks_and_reads() -> None:
         sleep(0.5)
     assert recorder.snapshot_requested and FRAMES <= 8
     assert "bim_eagle" in console.file.getvalue()  # type: ignore[attr-defined]
+
+
+# -- keys of all views ----------------------------------------------------------------------------
+
+
+def painted(pages: Pages, snap: Snapshot, width: int = 80, height: int = 24) -> list[str]:
+    """The lines of a view with keys."""
+    console = Console(record=True, width=width, height=height, file=io.StringIO())
+    console.print(keyed_screen(scene(), snap, width, height, pages=pages), height=height)
+    return console.export_text(styles=False).rstrip("\n").split("\n")
+
+
+def titles(lines: list[str]) -> list[str]:
+    return [line[line.index("Title") :].split()[1] for line in lines if "Title" in line]
+
+
+def test_keys_scroll_to_every_branch() -> None:
+    snap, pages = picture(15), Pages(LIVE_KEYS)
+    lines = painted(pages, snap)
+    (place,) = (line.strip() for line in lines if "branches 1-" in line)
+    shown = titles(lines)
+    assert place == f"branches 1-{len(shown)} of 15 (j/k)" and shown[0] == "0"
+    assert pages.press("j") and pages.press("down")
+    assert titles(painted(pages, snap))[0] == "2"
+    assert pages.press("k") and pages.press("page down")
+    assert titles(painted(pages, snap))[0] == str(1 + len(shown)), "a page is what is visible"
+    pages.press("end")
+    lines = painted(pages, snap)
+    assert titles(lines)[-1] == "14" and "-15 of 15 (j/k)" in "\n".join(lines)
+    pages.press("j")
+    pages.press("k")
+    assert titles(painted(pages, snap))[-1] == "13", "no key is lost at the end"
+    pages.press("home")
+    assert titles(painted(pages, snap)) == shown
+    assert "(j/k)" not in "\n".join(painted(Pages(LIVE_KEYS), picture(3)))
+    assert "(j/k)" not in "\n".join(screen(80, 24, snap)), "a picture without keys"
+
+
+def test_drafts_and_requests_are_scrolled_too() -> None:
+    trees = tuple(replace(tree(TREE_OF_ONE), name=str(n + 1)) for n in range(15))
+    snap, pages = replace(picture(15), trees=trees), Pages(LIVE_KEYS)
+    before = "\n".join(painted(pages, snap))
+    pages.press("j")
+    after = "\n".join(painted(pages, snap))
+    assert "drafts 1-" in before and "drafts 2-" in after
+    text = drafts_text(trees, snap.branches, 40, 4, pages).plain
+    assert [line[:2] for line in text.split("\n")] == ["2 ", "3 ", "4 ", "5 "]
+    assert text.endswith("drafts 2-5 of 15 (j/k)")
+    text = panels.requests_text(requests(8), 60, 4, pages).plain
+    assert text.endswith("requests 2-4 of 8 (j/k)") and text.split()[1] == "r3"
+
+
+@pytest.mark.parametrize("keys, names", [(LIVE_KEYS, {}), (STEP_KEYS, PAGES), (PLAYER_KEYS, {})])
+def test_the_help_has_every_key_and_panel_on_a_small_terminal(keys: Any, names: Any) -> None:
+    pages = Pages(keys, names)
+    assert not pages.press("x") and not pages.press("")
+    usual = painted(pages, picture())
+    assert usual[-1].endswith("? help") and keys[0].hint in usual[-1]
+    pages.press("?")
+    lines = painted(pages, picture())
+    pages.press("end")
+    text = "\n".join([*lines, *painted(pages, picture())])
+    wanted = [*panels_of_the_help(), *(key.keys for key in keys), *(key.does for key in keys)]
+    for one in (*wanted, *names, *names.values(), "this help; Esc closes it"):
+        assert one in text, one
+    assert "…" not in text and "╭─ help" in lines[1]
+    for close in ("?", "\x1b", "q"):
+        pages.help = True
+        assert pages.press(close) and not pages.help
+    assert painted(pages, picture()) == usual
+
+
+def panels_of_the_help() -> list[str]:
+    """The titles of panels on a large screen."""
+    text = "\n".join(screen(160, 50, replace(picture(), requests=tuple(requests(5))), 5))
+    names = ["states", "trace", "drafts", "branches", "requests", "sequence", "accepted"]
+    assert all(f"─ {name} " in text for name in names)
+    return names
+
+
+@pytest.mark.parametrize("width", [8, 20, 40, 60, 80, 120])
+def test_hints_fit_and_name_the_pages(width: int) -> None:
+    pages = Pages(STEP_KEYS, PAGES)
+    pages.press("3")
+    hints = pages.hints(width).plain
+    assert len(hints) <= width and hints.endswith("? help")
+    listed = "0 picture 1 board 2 text [3 tree] 4 rows"
+    assert (listed in hints) == (width >= 80) and ("Enter step" in hints) == (width >= 20)
+    assert width < 80 or ("c run" in hints and "q quit" in hints)
+
+
+def test_the_live_view_reads_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    outer, inner = pty.openpty()
+    recorder = Recorder(lambda ids: "")
+    recorder.snapshot = picture(15)
+    console = Console(file=io.StringIO(), **TERMINAL, width=80, height=24)
+
+    def seen(words: str) -> bool:
+        until = monotonic() + 20
+        while words not in console.file.getvalue() and monotonic() < until:  # type: ignore[attr-defined]
+            sleep(0.02)
+        return words in console.file.getvalue()  # type: ignore[attr-defined]
+
+    with open(inner, encoding="utf-8") as stream:
+        monkeypatch.setattr("sys.stdin", stream)
+        with LiveView(recorder, scene(), console) as view:
+            assert seen("branches 1-") and seen("Ctrl-C stop · ? help")
+            os.write(outer, b"j")
+            assert seen("branches 2-")
+            os.write(outer, b"?")
+            assert seen("stop the run and save what is finished")
+            os.write(outer, b"?")
+            os.write(outer, b"x\n")
+            assert view.read(20.0) == "x" and view.read(20.0) == "enter", "keys of a pause are left"
+            assert not view.pages.help
+    os.close(outer)
 
 
 # -- cached documents -----------------------------------------------------------------------------
@@ -429,6 +548,18 @@ def test_from_round_to_round_and_the_bar_says_where_in_any_width(replay: Replay)
         assert player.bar(width).cell_len <= width
     bar = player.bar(160).plain
     assert f"step 1/{len(replay)}" in bar and " 1x " in bar and "q quit" in bar
+
+
+def test_in_a_replay_keys_scroll_and_open_the_help(replay: Replay) -> None:
+    player = Player(replay)
+    at, speed = player.frame, player.speed
+    player.pages.last = 3
+    for key, first in (("j", 1), ("j", 2), ("k", 1)):
+        assert player.press(key) and player.pages.first == first
+    assert player.press("?") and player.pages.help
+    assert player.press("q") and not player.pages.help
+    assert (player.frame, player.speed, player.playing) == (at, speed, True)
+    assert not player.press("q")
 
 
 def test_it_is_played_until_a_key_or_to_its_end(
