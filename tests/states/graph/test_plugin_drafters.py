@@ -120,7 +120,7 @@ def test_a_loader_that_is_not_there(model: str, message: str, parrot: Path, writ
     [
         (
             "drafter.kind=parot",
-            "no drafter 'parot'; did you mean 'parrot'?; there are: none, eagle3,",
+            "no drafter 'parot'; did you mean 'parrot'?; there are: none,",
         ),
         ("drafter.kind=3", "must be one of: none, eagle3, eagle2, dflash, vanilla, ngram"),
         (
