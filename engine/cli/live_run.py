@@ -140,14 +140,14 @@ def print_result(files: RunWriter, outcome: RunOutcome, stream: AnswerStream) ->
     delivered = deliver(text, place, "answer", out=stream.out, start=stream.written)
     say = Writer(sys.stderr)
     if not job.options.quiet:
-        kind = job.program.graph.drafter.kind
+        drafter = job.program.graph.drafter
         where = f"run folder {path}" if path else "no run folder"
         keys = {prompt.key for prompt in files.prompts}
         new = [item for item in outcome.answers if item.key in keys]
         kept = len(job.prompts) - len(keys)
         lines = writer.closing_lines(new, outcome.metrics, str(outcome.status))
         lines[0] += ", 1 thread" if threads == 1 else f", {threads} threads"
-        lines += [f"warning: {line}" for line in drafter_warnings(outcome.metrics, kind)]
+        lines += [f"warning: {line}" for line in drafter_warnings(outcome.metrics, drafter)]
         lines += [f"resumed: {kept} answers were finished before"] if files.earlier else []
         for line in (*lines, where, f"digest {outcome.digest}"):
             say(f"{line}\n")
