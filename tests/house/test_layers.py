@@ -53,7 +53,7 @@ MAY_IMPORT = {
     "engine": ("models models/* states states/yaml states/graph states/text states/phases ops/kv"),
     "engine/prepare": "engine states states/yaml states/graph states/text models ops ops/sampling",
     "engine/chunks": "engine states/yaml states/graph states/text models models/load ops",
-    "engine/record": "engine engine/chunks states ops",
+    "engine/record": "engine engine/chunks states states/graph ops",
     "engine/run": (
         "engine engine/prepare engine/chunks engine/record states states/* models models/* "
         "ops ops/*"

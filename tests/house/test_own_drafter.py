@@ -135,4 +135,19 @@ def test_its_fault_is_its_own(site: Path) -> None:
     words = ("run", "broken.yaml", "--no-tui", "--threads", "1", "--max-new-tokens", "2", "Hi")
     text = call(site, RUN, *words, code=1)
     assert "in op 'broken.op' of state 'merge': ZeroDivisionError: oh" in text
-    assert "this is a fault of broken_op; see" in text and "Traceback" not in text
+    assert f"this is a fault of broken_op ({site / 'broken_op.py'}:5); see" in text
+    assert "Traceback" not in text
+
+
+def test_a_fault_of_a_drafter_is_its_own(site: Path, tmp_path: Path) -> None:
+    source = (EXAMPLE / "src" / "own_drafter" / "drafter.py").read_text().split("\n")
+    at = next(number for number, line in enumerate(source) if "def grow(" in line) + 1
+    source.insert(at, "        len(3)")
+    own = tmp_path / "site"
+    shutil.copytree(site, own)
+    file = own / "own_drafter" / "drafter.py"
+    file.write_text("\n".join(source))
+    words = ("run", "bim_plain", *ECHO, "--no-tui", "--threads", "1", "--max-new-tokens", "2", "Hi")
+    text = call(own, RUN, *words, code=1)
+    assert "of state 'grow_tree': TypeError: object of type 'int' has no len()" in text
+    assert f"this is a fault of own_drafter ({file}:{at + 1}); see" in text
