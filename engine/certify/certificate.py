@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...models.codes import EXACT, is_exact
 from ...models.files import ModelError
+from ...states.yaml.source import number_of
 from ..errors import Code, UsageError
 from ..prepare.files import SHIPPED, graph_names
 from ..prepare.inputs import read_file
@@ -136,7 +137,7 @@ def _groups(bench: "Bench") -> "Iterator[tuple[str, str, str | Checks]]":
         yield "blended", "Keys and values that are reused", texts.blended_checks
     yield "gates", "Structural gates", gate_checks
     if (workers := bench.job.options.workers) is not None:
-        yield "workers", f"On {workers} workers", texts.worker_checks
+        yield "workers", f"On {number_of(workers, 'worker')}", texts.worker_checks
 
 
 def _parts(bench: "Bench") -> Iterator[dict[str, Any]]:
@@ -151,7 +152,7 @@ def _parts(bench: "Bench") -> Iterator[dict[str, Any]]:
         failed = [check for check in part["checks"] if not check["passed"]]
         if not why:
             count = len(part["checks"])
-            good = f"{count - len(failed)} of {count} checks passed"
+            good = f"{count - len(failed)} of {number_of(count, 'check')} passed"
             complain(f"{name}: {title}: {good} ({perf_counter() - start_time:.0f} s)")
         for check in failed:
             complain(f"{name}: {check['name']} FAILED: {check['text']}")

@@ -18,6 +18,7 @@ from ...states.admission import request_slots
 from ...states.drafter import Drafter
 from ...states.machine import Event, OpRan, Run
 from ...states.request import Branch, Finish, Request, Stage
+from ...states.yaml.source import number_of
 from ..bench.experiment import outline_of
 from ..bench.sides import Side
 from ..errors import is_told, message_of
@@ -349,7 +350,7 @@ def _newcomers(rig: Rig) -> GateResult:
     stop = max(tokens, key=lambda token: len({len(_cut(answer, token)) for answer in answers}))
     _, wrong = _stopped(rig, stop, TWO_AT_A_TIME, "layout.order=fcfs")
     joined = rig.seen["joined"] - before
-    return f"two at a time: {joined} rounds with newcomers", {"joined": joined}, wrong
+    return f"two at a time: {number_of(joined, 'round')} with newcomers", {"joined": joined}, wrong
 
 
 def _endless(rig: Rig) -> GateResult:

@@ -30,6 +30,7 @@ from ...models.drafters.medusa import Medusa
 from ...models.layers import PoolModel
 from ...models.load.chat_format import SETTINGS, TEMPLATE
 from ...models.load.tokenizer import VOCABULARIES
+from ...states.yaml.source import number_of
 from ..errors import UsageError, first_line
 from ..prepare.job import model_folder, set_up_torch
 from ..shell import complain, working
@@ -248,7 +249,7 @@ def train_drafter(kind: type[Trainer], settings: DrafterTraining, source: Datase
                 _checkpoint(trainer, dataset, progress)
     _checkpoint(trainer, dataset, progress)
     if progress.tokens < FEW_TOKENS:
-        seen = f"{progress.tokens:,} tokens in {progress.step} steps"
+        seen = f"{progress.tokens:,} tokens in {number_of(progress.step, 'step')}"
         complain(f"note: {seen} are far too few for a useful drafter; --resume continues")
     return settings.out
 
