@@ -224,8 +224,8 @@ def off_by(side: Side, run: Run, drafter: Drafter, branch: Branch) -> float:
 
 def memory_checks(rig: Rig) -> Iterator[Check]:
     figures = {"runs": rig.seen["runs"], "phases": rig.seen["phases"], "faults": len(rig.wrong)}
-    text = "pools and book agree after each of {phases} phases of {runs} runs".format_map(rig.seen)
-    text += ", and pools are empty at the end"
+    text = f"pools and book agree after each of {rig.seen['phases']} phases"
+    text += f" of {number_of(rig.seen['runs'], 'run')}, and pools are empty at the end"
     yield judged("memory/integrity", text, figures, [*rig.wrong.values()])
     reads = {name: rig.seen[name] for name in ("reads", "forwards")}
     text = "{reads} host reads for {forwards} forwards of the target".format_map(reads)
