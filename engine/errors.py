@@ -78,12 +78,18 @@ def first_line(error: BaseException) -> str:
 
 
 def fault_of(error: BaseException) -> str:
-    """The package of the op that raised an error that is not the user's. An op or a guard is called
-    by `states.machine`; the frames below it can be of any package."""
-    frames = [frame.f_globals["__name__"] for frame, _ in walk_tb(error.__traceback__)]
-    machine = "specsot.states.machine"
-    called = next((i for i in reversed(range(len(frames))) if frames[i] == machine), -1) + 1
-    return str(frames[called]).split(".")[0] if 0 < called < len(frames) else "specsot"
+    """The part with a defect: the package of an extension that raised an error, with file and line,
+    or specsot. A module of an extension has something of specsot among its names."""
+    from ..states.graph.plugins import line_of, package_of
+    from ..states.policies import PolicyError
+
+    cause = error.__cause__ if isinstance(error, PolicyError) and error.__cause__ else error
+    for frame, _ in walk_tb(cause.__traceback__):
+        package = package_of(frame)
+        modules = (str(getattr(value, "__module__", "")) for value in frame.f_globals.values())
+        if package != "specsot" and any(name.startswith("specsot.") for name in modules):
+            return f"{package} ({line_of(cause, package)})"
+    return "the policy" if isinstance(error, PolicyError) else "specsot"
 
 
 def message_of(error: BaseException) -> str:

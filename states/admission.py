@@ -302,7 +302,7 @@ class Intake:
         capacity = self.capacity
         count = self.count + 1
         if count > capacity.max_active:
-            return f"{self.count} of {capacity.max_active} branches run"
+            return f"running branches: {self.count} of {capacity.max_active}"
         if capacity.rows and (rows := self._rows(count, request)) > capacity.rows:
             return f"needs row {rows} of {capacity.rows}"
         needed = slots + capacity.tree_slots(count)

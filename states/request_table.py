@@ -241,8 +241,3 @@ class RequestTable:
     def _remove(self, request: Request) -> None:
         self.open.pop(request.prefix_owner, None)
         self.waiting.pop(request.prefix_owner, None)
-
-    def bim(self, owner: int) -> int:
-        """The branch index map value of a row of this owner: -1 for a prefix."""
-        branches = (branch for request in self.open.values() for branch in request.all_branches())
-        return next((branch.index for branch in branches if branch.owner == owner), -1)

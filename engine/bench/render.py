@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from ...states.yaml.source import number_of
 from ..shell import aligned, markdown_table, printable, shortened
 from .experiment import FIGURES, PARTS, QUALITY, Experiment, Plot, at_commas
 from .sides import TIE, letters
@@ -230,7 +231,7 @@ def measured_words(result: Mapping[str, Any]) -> list[str]:
     quiet = "other load on the machine" if noise["disturbed"] else "no other load"
     busy = f"a busy loop got {noise['cpu_share']:.0%} of a CPU"
     return [
-        f"{prompts} prompt{'s' * (prompts > 1)}, {often}{spread}{status}",
+        f"{number_of(prompts, 'prompt')}, {often}{spread}{status}",
         f"dtype {dtypes}, threads {threads}",
         "{processor}, {cpus} CPUs, ".format_map(setup["machine"])
         + "torch {torch}, transformers {transformers}".format_map(setup["versions"]),

@@ -19,6 +19,7 @@ from pydantic import Field, PlainSerializer, PlainValidator
 
 from ...models.codes import is_exact
 from ...states.request import Branch, Finish
+from ...states.yaml.source import number_of
 from ..limits import cpu_share
 from ..models import load_models, with_drafter
 from ..prepare.inputs import Prompt
@@ -237,8 +238,8 @@ def _answer(side: Side, prompt: Prompt, halt: StopSignal) -> SideRun:
     answers = answers_of([request], side.session.prompts)
     problems = refusals(answers)
     if status is Status.LIMIT:
-        most = side.job.program.graph.limits.max_rounds
-        problems.append(f"request {prompt.key} stopped after {most} rounds (limits.max_rounds)")
+        most = number_of(side.job.program.graph.limits.max_rounds, "round")
+        problems.append(f"request {prompt.key} stopped after {most} (limits.max_rounds)")
     pools = [run.board[key] for key in ("kv", "kv_draft") if run.board[key] is not None]
     marks = next(iter(meter.marks.values()), Marks())
     answered = SideRun(

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...models.codes import EXACT, is_exact
 from ...models.files import ModelError
+from ...states.yaml.source import number_of
 from ..errors import Code, UsageError
 from ..prepare.files import SHIPPED, graph_names
 from ..prepare.inputs import read_file
@@ -141,7 +142,7 @@ def _groups(bench: "Bench") -> "Iterator[tuple[str, str, str | Checks]]":
         yield "blended", "Keys and values that are reused", texts.blended_checks
     yield "gates", "Structural gates", gate_checks
     if (workers := bench.job.options.workers) is not None:
-        yield "workers", f"On {workers} workers", texts.worker_checks
+        yield "workers", f"On {number_of(workers, 'worker')}", texts.worker_checks
 
 
 def _parts(bench: "Bench") -> Iterator[dict[str, Any]]:

@@ -18,6 +18,7 @@ from ...states.admission import request_slots
 from ...states.drafter import Drafter
 from ...states.machine import Event, OpRan, Run
 from ...states.request import Branch, Finish, Request, Stage
+from ...states.yaml.source import number_of
 from ..bench.experiment import outline_of
 from ..bench.sides import Side
 from ..errors import is_told, message_of
@@ -223,8 +224,8 @@ def off_by(side: Side, run: Run, drafter: Drafter, branch: Branch) -> float:
 
 def memory_checks(rig: Rig) -> Iterator[Check]:
     figures = {"runs": rig.seen["runs"], "phases": rig.seen["phases"], "faults": len(rig.wrong)}
-    text = "pools and book agree after each of {phases} phases of {runs} runs".format_map(rig.seen)
-    text += ", and pools are empty at the end"
+    text = f"pools and book agree after each of {rig.seen['phases']} phases"
+    text += f" of {number_of(rig.seen['runs'], 'run')}, and pools are empty at the end"
     yield judged("memory/integrity", text, figures, [*rig.wrong.values()])
     reads = {name: rig.seen[name] for name in ("reads", "forwards")}
     text = "{reads} host reads for {forwards} forwards of the target".format_map(reads)
@@ -349,7 +350,7 @@ def _newcomers(rig: Rig) -> GateResult:
     stop = max(tokens, key=lambda token: len({len(_cut(answer, token)) for answer in answers}))
     _, wrong = _stopped(rig, stop, TWO_AT_A_TIME, "layout.order=fcfs")
     joined = rig.seen["joined"] - before
-    return f"two at a time: {joined} rounds with newcomers", {"joined": joined}, wrong
+    return f"two at a time: {number_of(joined, 'round')} with newcomers", {"joined": joined}, wrong
 
 
 def _endless(rig: Rig) -> GateResult:

@@ -17,6 +17,7 @@ from ...states.graph.graph import Graph
 from ...states.graph.load import load_program, op_table
 from ...states.request import Branch, Finish, Request
 from ...states.sampling import rules_of
+from ...states.yaml.source import number_of
 from ..bench.sides import END, TIE, ComparedPrompt, SharedModels, Side, answer_all
 from ..errors import first_line
 from ..prepare.inputs import Prompt
@@ -221,10 +222,6 @@ def judged(name: str, text: str, figures: Mapping[str, float], wrong: Sequence[s
     return Check(name, not wrong, figures, "; ".join([text, *wrong[:SHOWN]]))
 
 
-def number_of(number: int, word: str, ending: str = "s") -> str:
-    return f"{number} {word}{'' if number == 1 else ending}"
-
-
 @dataclass(slots=True)
 class TeacherTally:
     """Compares answers with transformers' logits in one dtype; refused: branches; wrong: lines."""
@@ -245,7 +242,7 @@ class TeacherTally:
 
     @property
     def words(self) -> str:
-        text = f"{self.tokens} tokens in {number_of(self.branches, 'branch', 'es')}"
+        text = f"{number_of(self.tokens, 'token')} in {number_of(self.branches, 'branch', 'es')}"
         text += f" of {number_of(self.prompts, 'request')}"
         text += f", {number_of(self.ties, 'numeric tie')}" if self.ties else ""
         text += f", {number_of(self.refused, 'refusal')}" if self.refused else ""
@@ -291,7 +288,7 @@ class TeacherTally:
                 return f"the stop token {token} is inside the answer at {place}", None
         answer = [*branch.tokens, *([END] if branch.finish is Finish.STOP else [])]
         if branch.finish is Finish.LENGTH and len(answer) != branch.budget:
-            return f"{len(answer)} tokens, the budget is {branch.budget}", None
+            return f"{number_of(len(answer), 'token')}, the budget is {branch.budget}", None
         ids = [*context, *branch.tokens]
         logits_QV = self.reference.logits(ids, self.dtype, context_segments(branch))
         own_tokens = _own_tokens(branch, context, logits_QV[len(context) - 1 :])

@@ -16,6 +16,7 @@ from torch import Tensor
 from ...states.request import Branch, Finish, Request
 from ...states.sampling import rules_of
 from ...states.text.tokens import PromptTokens
+from ...states.yaml.source import number_of
 from ..bench.experiment import outline_of
 from ..bench.sides import (
     BranchAnswer,
@@ -32,7 +33,7 @@ from ..run.scoring import contexts
 from ..run.writer import answers_of
 from ..workers.start import divided, on_workers
 from .gates import Rig, Trial, neutral_sampling
-from .reference import Bench, Check, Repeat, TeacherTally, judged, number_of
+from .reference import Bench, Check, Repeat, TeacherTally, judged
 
 GREEDY = "sampling.temperature=0"
 MATCH = ("sampling.accept=match", "sampling.skip_sample_adjustment=false")
@@ -147,7 +148,8 @@ def _equality(
     figures |= {"branches": number["branches"], "equal": number["equal"], "tokens": tokens}
     figures |= {"ties": ties, "refused": number["unfinished"], "differences": len(wrong)}
     equal = f"{number['equal']} of {number['branches']} branches are equal"
-    text = f"{title}: {tokens} tokens in {equal}{f', {ties} numeric ties' if ties else ''}"
+    same = f", {number_of(ties, 'numeric tie')}" if ties else ""
+    text = f"{title}: {number_of(tokens, 'token')} in {equal}{same}"
     return replace(judged(name, text, figures, wrong), passed=not wrong and tokens > 0)
 
 

@@ -10,6 +10,7 @@ from ...models.codes import FULL, is_exact
 from ...models.files import ModelError
 from ...models.load.weights import model_hash
 from ...states.graph.graph import Sampling
+from ...states.yaml.source import number_of
 from ..bench.sides import TIE
 from ..errors import Code, UsageError, first_line
 from ..prepare.job import model_folder, set_up_torch
@@ -48,7 +49,7 @@ class Finding:
     @property
     def words(self) -> str:
         notes = [f"{self.own} of {self.tokens} tokens are the target's own"]
-        notes += [f"{self.ties} ties"] if self.ties else []
+        notes += [number_of(self.ties, "tie")] if self.ties else []
         notes += [f"{self.grammar} chosen by the grammar"] if self.grammar else []
         notes += [f"{self.wrong} are not: {self.first}"] if self.wrong else []
         return f"{self.name}: {', '.join(notes)}"

@@ -60,7 +60,8 @@ def doctor(
             notes = [*render.equality_lines(result), *render.measured_words(result)]
             say(render.console(experiment, result, notes))
         if failures := result["differences"]:
-            report["problems"].append(f"{failures} branches differ where equality is promised")
+            branches = "1 branch differs" if failures == 1 else f"{failures} branches differ"
+            report["problems"].append(f"{branches} where equality is promised")
         code = Code(result["exit_code"])
     except Exception as error:
         report["problems"].append(message_of(error))

@@ -13,7 +13,7 @@ from typer import BadParameter
 
 from ...states.graph.graph import Program, json_schema
 from ...states.graph.load import op_table
-from ...states.yaml.source import GraphError, Problem, Source, hint
+from ...states.yaml.source import GraphError, Problem, Source, hint, number_of
 from ..errors import Code, UsageError
 from ..prepare.files import FOLDER, PACKAGE, graph_names, open_graph
 from ..prepare.job import CONFIG, embedded_folder
@@ -48,7 +48,9 @@ def check(
         print_json(graphs=[p.source.file for p in good], problems=list(map(asdict, problems)))
     else:
         for program in good:
-            counts = f"{len(program.graph.states)} states, {len(program.graph.transitions)}"
+            counts = (
+                f"{number_of(len(program.graph.states), 'state')}, {len(program.graph.transitions)}"
+            )
             typer.echo(f"{program.source.file}: good ({counts} transitions)")
         tell_problems(problems)
     return Code.GRAPH if problems else Code.OK

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.text import Text
 
 from ...states.phases.merge import Answer
+from ...states.yaml.source import number_of
 from ..errors import Code, UnequalError
 from ..prepare.inputs import Prompt
 from ..prepare.job import Job
@@ -141,15 +142,15 @@ def print_result(files: RunWriter, outcome: RunOutcome, stream: AnswerStream) ->
     delivered = deliver(text, place, "answer", out=stream.out, start=stream.written)
     say = Writer(sys.stderr)
     if not job.options.quiet:
-        kind = job.program.graph.drafter.kind
+        drafter = job.program.graph.drafter
         where = f"run folder {path}" if path else "no run folder"
         keys = {prompt.key for prompt in files.prompts}
         new = [item for item in outcome.answers if item.key in keys]
         kept = len(job.prompts) - len(keys)
         lines = writer.closing_lines(new, outcome.metrics, str(outcome.status))
-        lines[0] += ", 1 thread" if threads == 1 else f", {threads} threads"
-        lines += [f"warning: {line}" for line in drafter_warnings(outcome.metrics, kind)]
-        lines += [f"resumed: {kept} answers were finished before"] if files.earlier else []
+        lines[0] += f", {number_of(threads, 'thread')}"
+        lines += [f"warning: {line}" for line in drafter_warnings(outcome.metrics, drafter)]
+        lines += [f"resumed after {number_of(kept, 'answer')}"] if files.earlier else []
         for line in (*lines, where, f"digest {outcome.digest}"):
             say(f"{line}\n")
     return delivered
@@ -158,8 +159,8 @@ def print_result(files: RunWriter, outcome: RunOutcome, stream: AnswerStream) ->
 def exit_code(job: Job, outcome: RunOutcome) -> int:
     """The exit code of a run that came to some end; raises UnequalError for another digest."""
     if outcome.status is Status.LIMIT:
-        most = job.program.graph.limits.max_rounds
-        complain(f"stopped after {most} rounds (limits.max_rounds); the answer is incomplete")
+        most = number_of(job.program.graph.limits.max_rounds, "round")
+        complain(f"stopped after {most} (limits.max_rounds); the answer is incomplete")
     if outcome.status is not Status.OK:
         return STATUS_CODES[outcome.status]
     refused = writer.refusals(outcome.answers)

@@ -10,6 +10,7 @@ import typer
 
 from ...states.graph.load import op_table
 from ...states.text.documents import CHUNK_TOKENS
+from ...states.yaml.source import number_of
 from ..chunks.files import ChunkFiles, ChunkInfo
 from ..errors import Code, UsageError
 from ..hub import DEFAULT, KNOWN, VARIABLE, ModelCache, find_model, get_model, shipped
@@ -160,7 +161,7 @@ def list_chunks(cache_dir: Path = CACHE_DIR, as_json: bool = JSON) -> None:
     chunks, problems = ChunkFiles(cache_dir).list()
     for problem in problems:
         complain(f"warning: {problem}; it is ignored")
-    total = f"{len(chunks)} chunks, {sum(info.bytes for info in chunks)} bytes"
+    total = f"{number_of(len(chunks), 'chunk')}, {sum(info.bytes for info in chunks)} bytes"
     plain = list(map(_plain, chunks))
     show_result(as_json, [*map(_line, chunks), total], chunks=plain, problems=problems)
 
@@ -179,7 +180,7 @@ def drop(
     cached = files.digests()
     digests = cached if all_of_them else [_digest(key, cached) for key in keys or ()]
     dropped = [digest for digest in dict.fromkeys(digests) if files.drop(digest)]
-    show_result(as_json, [f"{len(dropped)} chunks dropped"], dropped=dropped)
+    show_result(as_json, [f"{number_of(len(dropped), 'chunk')} dropped"], dropped=dropped)
 
 
 def _digest(key: str, digests: list[str]) -> str:

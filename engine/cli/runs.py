@@ -9,6 +9,7 @@ from typing import Literal
 
 import typer
 
+from ...states.yaml.source import number_of
 from ..errors import Code, UsageError
 from ..record import run_folder
 from ..shell import aligned, complain, printable, put, shortened
@@ -35,7 +36,7 @@ def list_runs(runs_dir: Path = RUNS_DIR, as_json: bool = JSON) -> int:
         table.append((row["name"], row["status"] or "", tokens, seconds, model, digest, prompt))
     width = get_terminal_size((UNLIMITED, 0)).columns  # of a terminal, or COLUMNS
     lines = [shortened(line, width) for line in aligned(table)] if rows else []
-    lines.append(f"{len(rows)} runs in {runs_dir}")
+    lines.append(f"{number_of(len(rows), 'run')} in {runs_dir}")
     show_result(as_json, lines, folder=str(runs_dir), runs=rows, broken=broken)
     for reason in broken.values():
         complain(f"broken run: {reason}")
@@ -108,7 +109,8 @@ def clean(
     for run in chosen:
         print(run.path.name)
         size += 0 if dry_run else run_folder.remove(run)
-    complain(f"{len(chosen)} runs {'would be ' if dry_run else ''}removed, {size / 1e6:.1f} MB")
+    done = f"{number_of(len(chosen), 'run')} {'would be ' if dry_run else ''}removed"
+    complain(f"{done}, {size / 1e6:.1f} MB")
 
 
 @trace.command()

@@ -10,6 +10,7 @@ from typing import Any
 
 import typer
 
+from ...states.yaml.source import number_of
 from ..errors import ClusterError, UsageError
 from ..prepare.job import prepare, prepare_graphs, read_cluster
 from ..prepare.options import LOCAL, MODELS, SESSION, RunOptions, ServeOptions
@@ -130,7 +131,7 @@ def status() -> None:
         states = [*ray_workers.worker_states(there.address)]
         # A cluster that is there for a server has workers of its own only after `up`.
         if states or fleet is None or fleet["address"] != there.address:
-            put(f"{there.address}: {there.graph}, {there.workers} workers\n")
+            put(f"{there.address}: {there.graph}, {number_of(there.workers, 'worker')}\n")
         for name, state in states:
             put(f"  {name}: {state}\n")
     if fleet is not None:
@@ -161,9 +162,15 @@ def down() -> None:
 
 
 def _put_replicas(fleet: Mapping[str, Any]) -> None:
-    put(f"{fleet['address']}: {', '.join(fleet['graphs'])}, {len(fleet['replicas'])} replicas\n")
+    replicas = number_of(len(fleet["replicas"]), "replica")
+    put(f"{fleet['address']}: {', '.join(fleet['graphs'])}, {replicas}\n")
     for replica in fleet["replicas"]:
-        work = f"{replica['open']} requests, {replica['tokens']} tokens to write"
-        again = f", started again {replica['restarts']} times" if replica["restarts"] else ""
+        work = f"{number_of(replica['open'], 'request')}, "
+        work += f"{number_of(replica['tokens'], 'token')} to write"
+        again = (
+            f", started again {number_of(replica['restarts'], 'time')}"
+            if replica["restarts"]
+            else ""
+        )
         state = f"{replica['state']}, {work}, {replica['written']} written{again}"
         put(f"  {replica['name']}: {state}\n")

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ...ops.layer_plan import blend_flops, prefill_flops
 from ...states.blend import BlendState
+from ...states.graph.drafter_settings import DrafterSettings
 from ...states.machine import Moved, OpRan
 from ...states.round import BlendSummary, RoundSummary
 from ..chunks.store import ChunkLibrary
@@ -312,23 +313,23 @@ MIN_BRANCH_ROUNDS = 24  # fewer rounds do not allow a conclusion
 MIN_TAU = 1.1  # tau_step below which drafts do not help
 DRAFT_STATES = ("expand_root", "grow_tree")
 VERIFY_STATES = ("verify", "continuous_decode")
-LOOKUPS = ("ngram", "recycle", "suffix")  # kinds without a model
+SIZES = ("num_draft_tokens", "gamma")  # settings of a drafter that limit its drafts
 MODEL_CAUSES = (
-    "likely it was trained for another model, its rope base or a norm is not the one it was "
-    "trained with, or its tokenizer is another"
+    "likely it was trained for another model or on other texts, or its rope base, a norm or its "
+    "tokenizer is not the one it was trained with"
 )
 
 
-def drafter_warnings(metrics: Mapping[str, Any], kind: str) -> list[str]:
-    """If the drafter of this kind does not help; none without drafts, with few rounds, or if
-    several take turns. A plain round costs at most as much as one that verifies a tree, so a run is
+def drafter_warnings(metrics: Mapping[str, Any], drafter: DrafterSettings) -> list[str]:
+    """If the drafter does not help; none without drafts, with few rounds, or if several take turns.
+    A plain round costs at most as much as one that verifies a tree, so a run is
     slower than its own plain rounds at least if drafting costs more than the saved tokens."""
     rounds = metrics["branch_rounds"]
     tau = metrics["tau_step"]
     if not metrics["drafted"] or rounds < MIN_BRANCH_ROUNDS or "chosen_kinds" in metrics:
         return []
     if tau < MIN_TAU:
-        causes = "the text repeats nothing" if kind in LOOKUPS else MODEL_CAUSES
+        causes = MODEL_CAUSES if drafter.has_model else "likely the text repeats too little"
         return [f"the drafter does not help: tau_step {tau:.2f} in {rounds} rounds; {causes}"]
     draft, verify = (
         sum(metrics["states"].get(name, {}).get("milliseconds", 0.0) for name in names)
@@ -336,8 +337,10 @@ def drafter_warnings(metrics: Mapping[str, Any], kind: str) -> list[str]:
     )
     if draft <= (tau - 1) * verify:
         return []
+    size = next((name for name in SIZES if hasattr(drafter, name)), None)
+    fewer = f"draft fewer tokens (--set drafter.{size}=N) or " if size else ""
     return [
         f"drafting costs more than it saves: {draft:.0f} ms of drafting, {verify:.0f} ms of "
-        f"verifying at tau_step {tau:.2f}; try a smaller tree "
-        "(--set drafter.num_draft_tokens=N) or --set drafter.kind=none"
+        f"verifying at tau_step {tau:.2f}; "
+        f"{fewer}omit the drafter (--set drafter.kind=none)"
     ]

@@ -18,6 +18,7 @@ import numpy as np
 
 from ...states.machine import Moved, OpRan
 from ...states.round import BlendSummary, RoundSummary, VerifiedTree
+from ...states.yaml.source import number_of
 from ..errors import UsageError
 from ..events import HALF, Origin
 from . import run_view
@@ -392,7 +393,7 @@ def as_perfetto(records: Iterable[Record], title: str) -> str:
                     tracks[branch] = FIRST_BRANCH_TRACK + len(tracks)
                     add("M", "thread_name", {"name": f"branch {branch}"}, tid=tracks[branch])
                 args = {"round": record["round"], "committed": committed, "accepted": accepted}
-                name = "prefill" if accepted < 0 else f"{committed} tokens"
+                name = "prefill" if accepted < 0 else number_of(committed, "token")
                 add_span(tracks[branch], name, before, end=t, args=args)
             before = t
             for name in ("drafted", "rows", "kv", "kv_draft"):

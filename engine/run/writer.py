@@ -14,6 +14,7 @@ from ...states.machine import Event, Moved
 from ...states.phases.merge import Answer, Section, answer
 from ...states.request import Request
 from ...states.text.prompts import PromptBook
+from ...states.yaml.source import number_of
 from ..events import OUTLINE, finish_of
 from ..prepare import repeat
 from ..prepare.job import Job, machine, model_folders, redact, threads_of, versions
@@ -267,7 +268,7 @@ def closing_lines(answers: Sequence[Answer], metrics: Mapping[str, Any], status:
     """For stderr at the end of a run."""
     parts = sum(len(a.sections) for a in answers)
     kv = metrics["kv"]["target"]
-    length = "1 token" if metrics["tokens"] == 1 else f"{metrics['tokens']} tokens"
+    length = number_of(metrics["tokens"], "token")
     where = f" in {parts} parts" if parts > 1 else ""
     return [
         f"{status}: {length}{where}, "

@@ -346,7 +346,7 @@ class DrainingServer(BoundedServer):
             return
         self.api.draining = True
         if count := self.api.router.open:
-            complain(f"{count} requests are open; they have {self.timeout:g} s (again: at once)")
+            complain(f"open requests: {count}; they have {self.timeout:g} s (again: at once)")
         self._drain = asyncio.get_running_loop().create_task(self._end())
 
     async def _end(self) -> None:

@@ -12,6 +12,7 @@ from functools import partial
 from heapq import heappop, heappush
 
 from ...states.graph.graph import Graph
+from ...states.yaml.source import number_of
 from ..errors import UsageError
 from ..workers import placement
 from .costs import GroupCost, Link, ModelShape, StepCost
@@ -57,7 +58,7 @@ class ClusterSetup:
     def name(self) -> str:
         """As `8 workers, tp 2, nvlink`."""
         groups = "together" if self.together else f"tp {self.tp}, {self.link.name}"
-        return f"{self.workers} workers, {groups}"
+        return f"{number_of(self.workers, 'worker')}, {groups}"
 
 
 @dataclass(eq=False, slots=True)

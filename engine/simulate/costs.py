@@ -12,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 from scipy.optimize import nnls  # type: ignore[import-untyped]
 
+from ...states.yaml.source import number_of
 from ..errors import UsageError
 from ..record.recorder import Record
 
@@ -83,7 +84,7 @@ def fit(records: Iterable[Record]) -> StepCost:
             if start is not None and record["rows"]:
                 forward = (record["rows"], len(lengths), record["kv"])
     if len(steps) < MIN_STEPS:
-        found = f"{len(steps)} steps with a forward"
+        found = f"{number_of(len(steps), 'step')} with a forward"
         raise UsageError(f"the trace has {found}, a fit needs {MIN_STEPS}")
     values_S5 = np.array(steps, float)
     values_S5 = values_S5[values_S5[:, 0] <= 4 * np.median(values_S5[:, 0])]

@@ -3,6 +3,7 @@
 A step depends on the samples, the seed and the number of the step; on the time only if a limit in
 minutes ends the training. So an interrupted and resumed training takes the same steps."""
 
+import errno
 import json
 import math
 import os
@@ -20,6 +21,7 @@ from random import Random
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import PreTrainedModel
@@ -30,6 +32,7 @@ from ...models.drafters.medusa import Medusa
 from ...models.layers import PoolModel
 from ...models.load.chat_format import SETTINGS, TEMPLATE
 from ...models.load.tokenizer import VOCABULARIES
+from ...states.yaml.source import number_of
 from ..errors import UsageError, first_line
 from ..prepare.job import model_folder, set_up_torch
 from ..shell import complain, working
@@ -99,23 +102,33 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
 
 @contextmanager
 def replace_files(out: Path) -> Iterator[Path]:
-    """A folder to write into; at the end each of its files replaces the one in ``out``, whole."""
+    """A folder to write into; at the end each of its files replaces the one in ``out``, whole.
+    Raises OSError with the path, and ``out`` as it was: a full disk, a missing right."""
     out.mkdir(parents=True, exist_ok=True)
     folder = out.with_name(f"{out.name}.partial")
     shutil.rmtree(folder, ignore_errors=True)  # of a killed process
     folder.mkdir()
-    yield folder
-    for path in sorted(folder.iterdir()):
-        path.chmod(0o644)
-        with path.open("rb") as file:
-            os.fsync(file.fileno())
-        os.replace(path, out / path.name)
-    folder.rmdir()
+    try:
+        yield folder
+        for path in sorted(folder.iterdir()):
+            path.chmod(0o644)
+            with path.open("rb") as file:
+                os.fsync(file.fileno())
+            os.replace(path, out / path.name)
+    except (OSError, RuntimeError, SafetensorError) as error:
+        # torch may raise an error of its own while it handles that of the file.
+        cause = error.__context__ if isinstance(error, RuntimeError) else error
+        if not isinstance(cause, OSError | SafetensorError):
+            raise
+        reason = getattr(cause, "strerror", None) or first_line(cause)
+        raise OSError(errno.EIO, reason, str(out)) from error
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def save_atomically(state: dict[str, object], path: Path) -> None:
-    with replace_files(path.parent) as folder:
-        torch.save(state, folder / path.name)
+    with replace_files(path.parent) as folder, (folder / path.name).open("wb") as file:
+        torch.save(state, file)
 
 
 def export_drafter(drafter: Eagle | Eagle3 | DFlashDraftModel | Medusa, out: Path) -> None:
@@ -248,7 +261,7 @@ def train_drafter(kind: type[Trainer], settings: DrafterTraining, source: Datase
                 _checkpoint(trainer, dataset, progress)
     _checkpoint(trainer, dataset, progress)
     if progress.tokens < FEW_TOKENS:
-        seen = f"{progress.tokens:,} tokens in {progress.step} steps"
+        seen = f"{progress.tokens:,} tokens in {number_of(progress.step, 'step')}"
         complain(f"note: {seen} are far too few for a useful drafter; --resume continues")
     return settings.out
 

@@ -9,6 +9,7 @@ from time import monotonic
 from ...ops.draft.gamma import GammaRecord
 from ...states.machine import Event, Moved, OpRan, Run, Sink
 from ...states.round import GRAMMAR, MATCH, FinalToken, RoundSummary, VerifiedTree
+from ...states.yaml.source import number_of
 from ..events import Decode
 from ..record.recorder import Recorder
 from ..shell import printable
@@ -43,7 +44,7 @@ class PlainView:
         self.announce()
         if now - self.last_line >= PROGRESS_SECONDS:
             meter = self.recorder.meter
-            self._say(f"{event.target}: round {meter.rounds}, {meter.tokens} tokens")
+            self._say(f"{event.target}: round {meter.rounds}, {number_of(meter.tokens, 'token')}")
 
     def announce(self) -> None:
         requests = self.run.board["branches"].requests if self.run.board else ()
@@ -53,13 +54,13 @@ class PlainView:
             if outline is not None and request.key not in self.announced:
                 self.announced.add(request.key)
                 count = len(outline.points)
-                what = f"{count} parts" if count else f"no parts ({outline.status})"
+                what = number_of(count, "part") if count else f"no parts ({outline.status})"
                 self._say(f"{name}outline: {what}")
             for branch in request.branches:
                 if branch.ended and branch.owner not in self.announced:
                     self.announced.add(branch.owner)
                     title = f"{name}{branch.index + 1}. {printable(branch.title, '')}"
-                    self._say(f"{title}: {len(branch.tokens)} tokens, {branch.finish}")
+                    self._say(f"{title}: {number_of(len(branch.tokens), 'token')}, {branch.finish}")
 
     def _say(self, line: str) -> None:
         self.last_line = monotonic()

@@ -11,6 +11,7 @@ from rich.text import Text
 from ...ops.layer_plan import LayerStatus
 from ...states.machine import Moved
 from ...states.round import BlendSummary
+from ...states.yaml.source import number_of
 from ..record import run_view
 from ..record.run_view import BranchView, Codes, PoolView, RequestView, Scene, Snapshot
 from ..shell import printable
@@ -405,7 +406,7 @@ def figures_line(snap: Snapshot, width: int) -> Text:
         ("", f"{meter.per_forward:.2f} tok/forward"),
         ("preempted ", f"{meter.preempted}" if meter.preempted else ""),
         ("reused ", f"{pool.reused}" if pool.reused else ""),
-        ("", f"{meter.tokens} tokens"),
+        ("", number_of(meter.tokens, "token")),
         ("accept ", f"{100 * meter.acceptance_rate:.0f} %"),
         ("", f"{pool.bytes / 1e6:.1f} MB"),
         ("moved ", "" if pool.moved is None else f"{pool.moved / 1e6:.1f} MB"),

@@ -16,6 +16,7 @@ from ...states.graph.graph import Program
 from ...states.machine import START, Event, OpRan, Run, describe
 from ...states.manager import BranchStateManager
 from ...states.round import VerifiedTree
+from ...states.yaml.source import number_of
 from ..record.recorder import Recorder
 from ..record.run_view import DraftTree, draft_tree, visible_branches
 from ..shell import printable
@@ -211,7 +212,7 @@ def _row_lines(view: ForwardView | None, width: int) -> Iterator[Text]:
     scale = f"{ALL} all {SOME} some {NONE} none"
     if cells:
         scale += f" · {-(-cached // cells)} and {-(-fresh // fresh_cells)} slots per cell"
-    counts = f"{len(view.rows)} rows see {cached} cached slots and {fresh} of its own"
+    counts = f"{len(view.rows)} rows see {number_of(cached, 'cached slot')} and {fresh} of its own"
     yield Text(f"forward {view.number} in {view.state}: {counts}", no_wrap=True)
     yield Text(scale, style="dim", no_wrap=True)
     yield Text(f"{head}{'cached'.ljust(cells)[:cells]} own", style="bold", no_wrap=True)
@@ -270,7 +271,8 @@ def picture(program: Program, run: Run) -> str:
         text = describe(value)
         if isinstance(value, BranchStateManager):
             waiting = sum(b.waits for r in value.requests for b in r.branches)
-            text = f"{len(value.requests)} requests, {len(value.active)} active, {waiting} waiting"
+            text = number_of(len(value.requests), "request")
+            text += f", {len(value.active)} active, {waiting} waiting"
         elif isinstance(value, KVCache):
             text = f"{describe(value.data)}, {value.current_length}/{value.capacity} slots in use"
         if len(text) > MAX_VALUE_LENGTH:

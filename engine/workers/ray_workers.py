@@ -262,13 +262,19 @@ def check_address(address: str) -> None:
 def ray_driver(address: str, workers: int = 1) -> Iterator[None]:
     """Connect this process to a Ray cluster as a driver; LOCAL starts a cluster that ends with the
     process. Restores the signal handlers, because those of Ray end the process without Python
-    cleanup. Raises ClusterError: the cluster does not exist, or refuses the token."""
+    cleanup. What Ray prints goes to stderr, because stdout is for the answer. Raises
+    ClusterError: the cluster does not exist, or refuses the token."""
     import ray
 
     settings: dict[str, Any] = {"namespace": "specsot", "log_to_driver": False}
     settings["logging_level"] = "ERROR"
     in_main = current_thread() is main_thread()
     with ExitStack() as stack:
+        printer: Any = import_module("ray._private.worker")
+        usual = printer.print_to_stdstream
+        to_stderr = {"is_err": True}
+        printer.print_to_stdstream = lambda data, **how: usual(data | to_stderr, **how)
+        stack.callback(setattr, printer, "print_to_stdstream", usual)
         if address == LOCAL:
             folder = stack.enter_context(driver_folder())
             stack.enter_context(ending_with(partial(remove_folder, folder)))

@@ -184,7 +184,7 @@ class Router(Membership[Replica]):
         staying.sort(key=lambda one: (one.ready, len(one.expected)))
         for replica in staying[: max(len(staying) - count, 0)]:
             replica.draining = True
-            report(f"{replica.name} drains, {len(replica.expected)} requests are open")
+            report(f"{replica.name} drains, open requests: {len(replica.expected)}")
         draining = [replica for replica in self.links if replica.draining]
         while starting or draining:
             await asyncio.sleep(POLL_INTERVAL)

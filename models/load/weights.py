@@ -207,7 +207,8 @@ def compare(folder: Path, stored: Stored, views: Mapping[str, Tensor]) -> list[s
     """Raise ModelError for missing, misshapen and non-float tensors; return unexpected names."""
     missing = [name for name in views if name not in stored]
     if missing:
-        raise ModelError(folder, f"{len(missing)} tensors are missing: {listed(missing)}")
+        count = "1 tensor is" if len(missing) == 1 else f"{len(missing)} tensors are"
+        raise ModelError(folder, f"{count} missing: {listed(missing)}")
     for name, view in views.items():
         entry = stored[name]
         shape = tuple(view.shape)

@@ -13,6 +13,8 @@ from contextlib import suppress
 from importlib.metadata import EntryPoint, entry_points
 from importlib.util import find_spec
 from pathlib import Path
+from traceback import walk_tb
+from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any, Union
 
 from pydantic import (
@@ -121,9 +123,24 @@ def installed(group: str, name: str) -> Iterator[tuple[EntryPoint, Any]]:
         try:
             value = point.load()
         except Exception as error:  # a module of another package may raise anything
-            reason = str(error).partition("\n")[0]
-            raise RegistryError(f"{title_of(point)}: {type(error).__name__}: {reason}") from error
+            message = str(error).partition("\n")[0]
+            reason = f"{type(error).__name__}: {message}"
+            line = line_of(error, point.module.partition(".")[0])
+            reason += f" ({line})" if line else ""
+            raise RegistryError(f"{title_of(point)}: {reason}") from error
         yield point, value
+
+
+def package_of(frame: FrameType) -> str:
+    """The package whose code runs in a frame."""
+    return str(frame.f_globals.get("__name__", "")).partition(".")[0]
+
+
+def line_of(error: BaseException, package: str) -> str | None:
+    """The last line of a package that an error came from, as file:line."""
+    trace = walk_tb(error.__traceback__)
+    lines = [f"{f.f_code.co_filename}:{line}" for f, line in trace if package_of(f) == package]
+    return lines[-1] if lines else None
 
 
 def attention_backends() -> list[str]:

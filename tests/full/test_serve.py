@@ -84,7 +84,7 @@ def test_a_second_signal_ends_it_at_once(tmp_path: Path) -> None:
     with serving(tmp_path, "autoregressive", "--shutdown-timeout", "60") as server:
         with server.http.stream("POST", "/v1/chat/completions", json={**LONG, "stream": True}):
             server.process.send_signal(signal.SIGINT)
-            server.until(lambda: "requests are open" in server.told)
+            server.until(lambda: "open requests: " in server.told)
             began = time.monotonic()
             server.process.send_signal(signal.SIGINT)
             server.process.wait(10)

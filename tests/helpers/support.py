@@ -21,8 +21,8 @@ from specsot.engine.run.session import Session
 from specsot.models.drafters.eagle import Eagle3
 from specsot.models.load.weights import load_eagle3, load_target
 from specsot.ops.kv.pool import FREE
-from specsot.ops.registry import OpTable
-from specsot.states.graph.load import op_table
+from specsot.ops.registry import OpTable, read_table
+from specsot.states.graph.load import rooms
 from specsot.states.request import OPEN_STAGES, Branch, Finish, Request, Stage
 from specsot.states.text.outline import Outline, Point, parse_outline
 from specsot.states.text.prompts import NOTHING
@@ -244,7 +244,7 @@ class Graphs:
 
     @cached_property
     def table(self) -> OpTable:
-        return op_table()
+        return read_table(rooms())
 
     def session(
         self,

@@ -88,7 +88,7 @@ def plain(counter: dict) -> None: ...
 Write = Callable[[dict[str, str]], Path]
 
 
-def install(folder: Path, group: str, value: str, point: str = "echo", name: str = "own") -> None:
+def install(folder: Path, group: str, value: str, point: str = "parrot", name: str = "own") -> None:
     info = folder / f"{name}-1.0.dist-info"
     info.mkdir(exist_ok=True)
     (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")

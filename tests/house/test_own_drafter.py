@@ -124,6 +124,29 @@ def test_a_graph_of_a_plug_in_without_its_package_names_it(
     assert f"--set drafter.kind={kind}: drafter: {message}" in text
 
 
+def test_the_op_and_the_policy_of_the_page_run_as_printed(site: Path) -> None:
+    page = (ROOT / "docs" / "adding.md").read_text()
+    op, policy = re.findall(r"^```python\n(.*?)^```", page, re.M | re.S)
+    assert '@op("mask.count"' in op and "policy = Policy(" in policy
+    package = site / "my_package"
+    package.mkdir()
+    for name, source in (("__init__", ""), ("masks", op), ("policies", policy)):
+        (package / f"{name}.py").write_text(source)
+    info = site / "my_package-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: my_package\nVersion: 1.0\n")
+    points = re.findall(r'^(\[project.entry-points."specsot.policies"\])\n(.*)$', page, re.M)
+    (line,) = [line.replace('"', "") for _, line in points]
+    (info / "entry_points.txt").write_text(f"[specsot.policies]\n{line}\n")
+    (named,) = re.findall(r"^    (ops: \[mask.build, my_package.*?\])", page, re.M)
+    graph = (ROOT / "graphs" / "machines" / "decode.yaml").read_text()
+    ops = named.removeprefix("ops: [").removesuffix("]")
+    (site.parent / "counting.yaml").write_text(graph.replace("mask.build, plan", f"{ops}, plan"))
+    words = ("run", "counting.yaml", "--no-tui", "--threads", "1", "--max-new-tokens", "2", "Hi")
+    text = call(site, RUN, *words, "--set", "scheduler.policy=shortest_prompt")
+    assert "answer: 2 tokens" in text
+
+
 def test_its_fault_is_its_own(site: Path) -> None:
     (site / "broken_op.py").write_text(
         "from specsot.ops.registry import op\n\n"
@@ -135,4 +158,19 @@ def test_its_fault_is_its_own(site: Path) -> None:
     words = ("run", "broken.yaml", "--no-tui", "--threads", "1", "--max-new-tokens", "2", "Hi")
     text = call(site, RUN, *words, code=1)
     assert "in op 'broken.op' of state 'merge': ZeroDivisionError: oh" in text
-    assert "this is a fault of broken_op; see" in text and "Traceback" not in text
+    assert f"this is a fault of broken_op ({site / 'broken_op.py'}:5); see" in text
+    assert "Traceback" not in text
+
+
+def test_a_fault_of_a_drafter_is_its_own(site: Path, tmp_path: Path) -> None:
+    source = (EXAMPLE / "src" / "own_drafter" / "drafter.py").read_text().split("\n")
+    at = next(number for number, line in enumerate(source) if "def grow(" in line) + 1
+    source.insert(at, "        len(3)")
+    own = tmp_path / "site"
+    shutil.copytree(site, own)
+    file = own / "own_drafter" / "drafter.py"
+    file.write_text("\n".join(source))
+    words = ("run", "bim_plain", *ECHO, "--no-tui", "--threads", "1", "--max-new-tokens", "2", "Hi")
+    text = call(own, RUN, *words, code=1)
+    assert "of state 'grow_tree': TypeError: object of type 'int' has no len()" in text
+    assert f"this is a fault of own_drafter ({file}:{at + 1}); see" in text

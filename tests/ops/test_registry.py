@@ -10,9 +10,9 @@ from helpers.toy_graph import toy_table
 
 from specsot.ops.registry import NOTE, OpEntry, RegistryError, read_table
 from specsot.states.graph.graph import RUN_KEYS, VOCABULARY
-from specsot.states.graph.load import op_table, rooms
+from specsot.states.graph.load import rooms
 
-TABLE = op_table()
+TABLE = read_table(rooms())
 ENTRIES = [*TABLE.ops.values(), *TABLE.guards.values()]
 
 

@@ -16,7 +16,7 @@ from helpers.support import Tiny
 
 from specsot.engine.models import Models
 from specsot.engine.prepare.inputs import Prompt
-from specsot.engine.record.metrics import LOOKUPS, counted_figures, held_figures
+from specsot.engine.record.metrics import counted_figures, held_figures
 from specsot.engine.record.recorder import Recorder
 from specsot.engine.run.core import EngineCore
 from specsot.engine.run.session import Session
@@ -24,6 +24,7 @@ from specsot.ops.draft.proposals import share
 from specsot.ops.types import Proposal
 from specsot.states.admission import request_slots
 from specsot.states.drafters.vanilla import PLUGGED_IN
+from specsot.states.graph.plugins import drafter_class
 from specsot.states.layout import Layout
 from specsot.states.machine import OpRan
 from specsot.states.phases import continuous_decode, verify
@@ -279,7 +280,7 @@ def test_what_is_chosen_is_what_is_drafted(kind: str, layout: str, made: Tiny) -
         (choice,) = one.choices
         sizes[choice.size] = sizes.get(choice.size, 0) + 1
         drafted = [sum(token >= 0 for token in tree.tokens) - 1 for tree in one.trees]
-        may_be_fewer = kind in LOOKUPS and max(drafted) <= choice.size
+        may_be_fewer = not drafter_class(kind).Settings.has_model and max(drafted) <= choice.size
         assert max(drafted) == choice.size or may_be_fewer
         assert choice.tokens >= len(one.trees) and choice.ms > 0
     assert found["chosen_sizes"] == {str(size): n for size, n in sorted(sizes.items())}
@@ -316,7 +317,7 @@ def test_costs_that_are_not_given_are_measured(kind: str, made: Tiny) -> None:
     rounds_of(session)
     (costs, _) = session.costs
     assert costs is not None and len(costs.target.rows) >= 2 and min(costs.target.ms) > 0
-    assert bool(costs.drafter.rows) is (kind not in LOOKUPS)
+    assert bool(costs.drafter.rows) is drafter_class(kind).Settings.has_model
     assert session.costs[0] is costs, "once for all runs of a session"
 
 

@@ -3,6 +3,7 @@
 import resource
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -95,10 +96,7 @@ def test_old_names_of_options_are_read_with_a_warning(cli: CommandLine) -> None:
 
 
 def test_a_fault_is_one_line(monkeypatch: pytest.MonkeyPatch, cli: CommandLine) -> None:
-    def breaks(table: object = None) -> None:
-        raise KeyError("oh")
-
-    monkeypatch.setattr("specsot.engine.cli.graphs.op_table", breaks)
+    monkeypatch.setattr("specsot.engine.cli.graphs.op_table", partial({}.__getitem__, "oh"))
     assert cli("list") == Code.FAILED
     assert cli.err == (
         f"specsot: KeyError: 'oh'\nspecsot: this is a fault of specsot; {DEBUG}=1 shows where\n"

@@ -208,6 +208,13 @@ def test_a_refused_request_is_a_failure_that_keeps_the_others(shell: Any) -> Non
     assert first["text"] and second["finish_reason"] == "refused"
 
 
+def test_one_is_singular(shell: Any) -> None:
+    assert shell.run(graph="eagle", outline=None, max_new_tokens=1) == Code.OK
+    assert "answer: 1 token, length\nok: 1 token, " in re.sub(r" +\d+\.\d s  ", "", shell.err)
+    assert shell.run(sets=("limits.max_rounds=1",)) == Code.FAILED
+    assert "stopped after 1 round (limits.max_rounds)" in shell.err
+
+
 def test_the_round_limit_ends_a_run(shell: Any) -> None:
     assert shell.run(sets=("limits.max_rounds=2",)) == Code.FAILED
     assert "stopped after 2 rounds (limits.max_rounds)" in shell.err

@@ -105,7 +105,8 @@ def test_runs_are_listed_shown_exported_compared_and_cleaned(
     assert cli("runs", "clean", "--keep", "1", "--dry-run") == Code.OK
     assert len(saved_runs(Path("runs"))) == 2
     assert cli("runs", "clean", "--keep", "1") == Code.OK
-    assert "-bim_eagle-" in cli.out
+    assert "-bim_eagle-" in cli.out and "specsot: 1 run removed, " in cli.err
+    assert cli("runs", "list") == Code.OK and cli.out.endswith("\n1 run in runs\n")
     assert [one.manifest["graph"]["name"] for one in saved_runs(Path("runs"))] == ["bim_plain"]
     manifest = two.latest / "manifest.json"
     manifest.write_text(manifest.read_text().replace('"status": "ok"', '"status": "running"'))

@@ -15,6 +15,7 @@ from specsot.engine.record.metrics import (
 )
 from specsot.ops.forward import HostReader
 from specsot.ops.kv.pool import KVCache
+from specsot.states.graph.plugins import drafter_class
 from specsot.states.machine import Moved, OpRan
 from specsot.states.round import RoundSummary
 
@@ -101,9 +102,13 @@ def test_a_run_that_is_halted_within_a_state_counts_what_was_done_there() -> Non
     ("kind", "tau", "draft", "rounds", "drafted", "says"),
     [
         ("eagle3", 1.05, 1.0, MIN_BRANCH_ROUNDS, 9, "tau_step 1.05 in 24 rounds.*another model"),
-        ("ngram", 1.0, 1.0, MIN_BRANCH_ROUNDS, 9, "repeats nothing"),
+        ("ngram", 1.0, 1.0, MIN_BRANCH_ROUNDS, 9, "repeats too little"),
+        ("recycle", 1.0, 1.0, MIN_BRANCH_ROUNDS, 9, "repeats too little"),
+        ("adaptive", 1.0, 1.0, MIN_BRANCH_ROUNDS, 9, "another model"),
+        ("vanilla", 1.5, 5.1, MIN_BRANCH_ROUNDS, 9, r"fewer tokens \(--set drafter.gamma=N\) or"),
+        ("eagle1", 1.5, 5.1, MIN_BRANCH_ROUNDS, 9, "; omit the drafter"),
         ("eagle3", 1.5, 4.9, MIN_BRANCH_ROUNDS, 9, ""),
-        ("eagle3", 1.5, 5.1, MIN_BRANCH_ROUNDS, 9, "smaller tree"),
+        ("eagle3", 1.5, 5.1, MIN_BRANCH_ROUNDS, 9, r"drafter.num_draft_tokens=N\)"),
         ("eagle3", 3.0, 5.1, MIN_BRANCH_ROUNDS, 9, ""),
         ("eagle3", 1.0, 1.0, MIN_BRANCH_ROUNDS - 1, 9, ""),
         ("none", 1.0, 1.0, MIN_BRANCH_ROUNDS, 0, ""),
@@ -114,5 +119,6 @@ def test_a_drafter_that_does_not_help_is_named(
 ) -> None:
     states = {name: {"milliseconds": ms} for name, ms in (("grow_tree", draft), ("verify", 10.0))}
     metrics = {"tau_step": tau, "branch_rounds": rounds, "drafted": drafted, "states": states}
-    lines = drafter_warnings(metrics, kind)
+    settings = drafter_class(kind).Settings(kind=kind)
+    lines = drafter_warnings(metrics, settings)
     assert len(lines) == bool(says) and all(re.search(says, line) for line in lines)

@@ -1,6 +1,7 @@
 """Training of every kind of drafter: one loop, loadable results, held-out acceptance."""
 
 import json
+import resource
 import shutil
 from contextlib import nullcontext
 from copy import deepcopy
@@ -13,11 +14,12 @@ import torch
 from helpers.interrupted import EMBEDDED, KINDS, check_equal, log_of, train_twice, write_inputs
 from helpers.sequences import DFLASH_GOLDEN, EAGLE_GOLDEN, Pair, golden_pair
 from helpers.tiny import write_tiny_eagle3, write_tiny_target, write_tiny_tokenizer
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 from typer.testing import CliRunner
 
 from specsot.engine.cli.train import train
+from specsot.engine.errors import message_of
 from specsot.engine.train import loop, settings
 from specsot.engine.train.data import Tokens, TrainingBatch, pack
 from specsot.engine.train.dataset import HeldOutPrompt, held_out_tau, rounds
@@ -88,6 +90,32 @@ def test_a_drafter_is_trained_and_loads(kind: str, inputs: list[str], tmp_path: 
             assert (out / name).read_bytes() == (Path(inputs[1]) / name).read_bytes()
         config = json.loads((out / "config.json").read_text())
         assert config["dtype"] == "bfloat16" and config["eos_token_id"] == 2
+
+
+@pytest.mark.parametrize("writer", ["torch", "safetensors"])
+def test_a_full_disk_leaves_the_earlier_files_and_is_told(writer: str, tmp_path: Path) -> None:
+    path = tmp_path / "out" / "state.pt"
+
+    def save(value: float) -> None:
+        tensors = {"a": torch.full((100_000,), value)}
+        if writer == "torch":
+            loop.save_atomically(tensors, path)
+        else:
+            with loop.replace_files(path.parent) as folder:
+                save_file(tensors, folder / path.name)
+
+    save(1.0)
+    before = path.read_bytes()
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, limits[1]))
+    try:
+        with pytest.raises(OSError) as caught:
+            save(2.0)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    message = message_of(caught.value)
+    assert message.startswith(f"{path.parent}: ") and "File too large" in message
+    assert path.read_bytes() == before and [*tmp_path.iterdir()] == [path.parent]
 
 
 def test_medusas_heads_learn_the_tokens_after_the_next(inputs: list[str], tmp_path: Path) -> None:

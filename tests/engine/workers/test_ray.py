@@ -26,7 +26,7 @@ from specsot.engine.workers.protocol import Load
 from specsot.engine.workers.ray_workers import reserved
 
 
-def test_a_killed_worker_changes_nothing() -> None:
+def test_a_killed_worker_changes_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     session = session_of(GRAPH, *SAMPLED, budget=BUDGET)
     expected = alone(session, [BEES])
     with ray_cluster() as source:
@@ -39,6 +39,14 @@ def test_a_killed_worker_changes_nothing() -> None:
         ready = killed.director.workers.ready
         pids = [one.greeting.pid for one in ready]
         assert os.getpid() not in pids
+        out = err = ""
+        until = monotonic() + 10
+        while not (out or "(raylet)" in err) and monotonic() < until:
+            sleep(0.05)
+            more = capsys.readouterr()
+            out += more.out
+            err += more.err
+        assert not out and "A worker died" in err, "Ray's lines go to stderr"
     assert gone(pids), "no process is left"
 
 

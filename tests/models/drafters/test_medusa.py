@@ -135,10 +135,10 @@ def test_what_is_told_of_a_folder(folders: tuple[Path, Path]) -> None:
 @pytest.mark.parametrize(
     ("spoil", "says"),
     [
-        (drop("3.1.linear.bias"), r"1 tensors are missing: 3\.1\.linear\.bias"),
+        (drop("3.1.linear.bias"), r"1 tensor is missing: 3\.1\.linear\.bias"),
         (config(hidden_size=64), r"drafts for another target: `hidden_size` is 64"),
         (config(medusa_num_heads=True), r"`medusa_num_heads` must be a positive integer"),
-        (drop("0.0.linear.weight"), r"1 tensors are missing: 0\.0\.linear\.weight"),
+        (drop("0.0.linear.weight"), r"1 tensor is missing: 0\.0\.linear\.weight"),
     ],
 )
 def test_what_is_refused(spoil: Spoil, says: str, folders: tuple[Path, Path]) -> None:

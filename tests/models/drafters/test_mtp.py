@@ -1,7 +1,9 @@
 """MiMo as a target, and its MTP layer against the published arithmetic in plain torch."""
 
 import json
+import logging
 from dataclasses import replace
+from logging.handlers import BufferingHandler
 from pathlib import Path
 
 import pytest
@@ -20,8 +22,10 @@ from specsot.engine.cli.main import main
 from specsot.engine.errors import Code
 from specsot.engine.prepare.options import RunOptions
 from specsot.engine.run.session import open_session
+from specsot.models.codes import FULL
 from specsot.models.files import ModelError
 from specsot.models.load.inspect import inspect_model
+from specsot.models.load.reference import as_reference
 from specsot.models.load.weights import load_mtp, load_target
 
 Patch = pytest.MonkeyPatch
@@ -107,6 +111,16 @@ def test_mimo_computes_what_qwen2_does(folder: Path) -> None:
     ours = Pooled(target, torch.arange(len(IDS))).forward(IDS, 0, ()).logits_RV
     with torch.no_grad():
         assert torch.allclose(theirs(IDS[None]).logits[0], ours, atol=1e-4)
+
+
+def test_as_a_reference_it_is_loaded_without_a_report_of_its_layer(folder: Path) -> None:
+    told = BufferingHandler(1000)
+    logger = logging.getLogger("transformers")
+    logger.addHandler(told)
+    level = logger.level
+    as_reference(folder, torch.float32, FULL)
+    logger.removeHandler(told)
+    assert not told.buffer and logger.level == level
 
 
 def test_a_run_reads_it_from_the_targets_folder(folder: Path) -> None:

@@ -117,7 +117,7 @@ TARGETS: dict[str, tuple[Spoil, str]] = {
     "nan": (put(Q0, one(float("nan"))), rf"`{Q0}` holds 1 values that are not finite"),
     "infinity": (put(Q0, one(float("inf"))), rf"`{Q0}` holds 1 values that are not finite"),
     "beyond float32": (put(Q0, lambda t: t.double() * 1e300), "that are not finite"),
-    "missing": (drop(Q0), f"1 tensors are missing: {Q0}"),
+    "missing": (drop(Q0), f"1 tensor is missing: {Q0}"),
     "many missing": (
         lambda f: change(f, lambda t: [t.pop(n) for n in list(t) if "mlp" in n]),
         "21 tensors are missing: .* and 13 more",
@@ -349,7 +349,7 @@ EAGLE: dict[str, tuple[Spoil, str]] = {
         put("midlayer.hidden_norm.weight", torch.ones(32)),
         f"is an EAGLE-3 drafter, {NO_EAGLE}",
     ),
-    "no fc": (drop(FC), r"1 tensors are missing: fc\.weight"),
+    "no fc": (drop(FC), r"1 tensor is missing: fc\.weight"),
     "no bias": (drop("fc.bias"), r"missing: fc\.bias"),
     "a bias that the config denies": (config(bias=False), r"unexpected tensors: fc\.bias"),
     "biases that the config asks for": (

@@ -112,7 +112,7 @@ def test_what_is_wrong_with_a_drafter(tmp_path: Path) -> None:
     drop("midlayer.hidden_norm.weight")(draft)
     seen = inspect_model(draft)
     assert (seen.kind, seen.family, seen.kinds) == ("drafter", "eagle3", ())
-    assert seen.problems == [f"{draft}: 1 tensors are missing: midlayer.hidden_norm.weight"]
+    assert seen.problems == [f"{draft}: 1 tensor is missing: midlayer.hidden_norm.weight"]
 
 
 def test_every_problem_is_told(target: Path) -> None:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from specsot.ops.attention.backends import AttentionBackend, AttentionPlan, LayerAttention, backend
 from specsot.ops.attention.metadata import AttentionBatch, AttentionMetadata
-from specsot.states.graph.plugins import attention_backends
+from specsot.states.graph.plugins import BACKENDS, attention_backends
 
 HEADS, KV_HEADS, DIM, QUERIES, KEYS, ROWS = 6, 2, 8, 5, 11, 2
 
@@ -125,7 +125,7 @@ def test_a_backend_of_one_file_runs_a_whole_graph(
 
 
 def test_backends_have_the_names_that_graphs_give() -> None:
-    assert attention_backends() == ["auto", "cascade", "dense", "grouped"]
-    assert [type(backend(name)).name for name in attention_backends()] == attention_backends()
+    assert BACKENDS == ["auto", "cascade", "dense", "grouped"]
+    assert [type(backend(name)).name for name in BACKENDS] == BACKENDS
     with pytest.raises(ValueError, match="no attention backend 'sparse'"):
         backend("sparse")

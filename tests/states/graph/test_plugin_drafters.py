@@ -23,13 +23,13 @@ from specsot.states.drafter import Drafter
 from specsot.states.graph.drafter_settings import DrafterSettings
 from specsot.states.yaml.spec import Int
 
-class EchoSettings(DrafterSettings):
-    kind: Literal["echo"]
+class ParrotSettings(DrafterSettings):
+    kind: Literal["parrot"]
     has_model = True
     num_draft_tokens: Int = 4
 
-class Echo(Drafter):
-    Settings = EchoSettings
+class Parrot(Drafter):
+    Settings = ParrotSettings
 
     @classmethod
     def load(cls, *args):
@@ -44,27 +44,27 @@ NUMBER = 1
 
 
 @pytest.fixture
-def echo(write: Write) -> Path:
-    """A drafter `echo`, installed."""
+def parrot(write: Write) -> Path:
+    """A drafter `parrot`, installed."""
     block = DRAFTER.format(module="own.model")
     folder = write({"own/block": block, "own/model": "load = print", "own/ops": OPS})
-    install(folder, "specsot.drafters", "own.block:Echo")
+    install(folder, "specsot.drafters", "own.block:Parrot")
     return folder
 
 
-def test_a_kind_of_an_installed_package(echo: Path) -> None:
-    program = open_graph("eagle", ["drafter.kind=echo", "drafter.num_draft_tokens=7"])
+def test_a_kind_of_an_installed_package(parrot: Path) -> None:
+    program = open_graph("eagle", ["drafter.kind=parrot", "drafter.num_draft_tokens=7"])
     drafter = program.graph.drafter
-    assert type(drafter).__name__ == "EchoSettings" and drafter.has_model
+    assert type(drafter).__name__ == "ParrotSettings" and drafter.has_model
     assert drafter.offered == 7
-    assert program.graph.model_dump()["drafter"] == {"kind": "echo", "num_draft_tokens": 7}
+    assert program.graph.model_dump()["drafter"] == {"kind": "parrot", "num_draft_tokens": 7}
     again = Graph.model_validate(program.graph.model_dump(by_alias=True, exclude_none=True))
     assert again == program.graph
-    assert "kind=echo" in describe_graph(program)
+    assert "kind=parrot" in describe_graph(program)
     assert "own.model" not in sys.modules
 
 
-def test_its_module_is_imported_only_for_its_kind(echo: Path) -> None:
+def test_its_module_is_imported_only_for_its_kind(parrot: Path) -> None:
     open_graph("eagle")
     with pytest.raises(GraphError):
         open_graph("eagle", ["drafter.nods=1", "drafter.kind=ngram"])
@@ -90,13 +90,13 @@ class Loaded:
     drafter: Any = None
 
 
-def test_its_loader_makes_the_model_of_a_run(echo: Path, write: Write) -> None:
+def test_its_loader_makes_the_model_of_a_run(parrot: Path, write: Write) -> None:
     write({"own/model": "def load(*args): return args"})
     models: Any = Loaded()
-    made = with_drafter(models, Path("there"), "echo").drafter
+    made = with_drafter(models, Path("there"), "parrot").drafter
     assert made == (Path("there"), "target", "dtype", "device")
-    with pytest.raises(ModelError, match="unknown drafter 'eco'"):
-        with_drafter(models, Path("there"), "eco")
+    with pytest.raises(ModelError, match="unknown drafter 'parot'"):
+        with_drafter(models, Path("there"), "parot")
 
 
 @pytest.mark.parametrize(
@@ -106,19 +106,22 @@ def test_its_loader_makes_the_model_of_a_run(echo: Path, write: Write) -> None:
         ("import no_such_module", "No module named 'no_such_module'"),
     ],
 )
-def test_a_loader_that_is_not_there(model: str, message: str, echo: Path, write: Write) -> None:
+def test_a_loader_that_is_not_there(model: str, message: str, parrot: Path, write: Write) -> None:
     write({"own/model": model})
     models: Any = Loaded()
     with pytest.raises(ModelError) as caught:
-        with_drafter(models, Path("there"), "echo")
-    expected = f"there: the drafter 'echo' has no loader: {message}"
+        with_drafter(models, Path("there"), "parrot")
+    expected = f"there: the drafter 'parrot' has no loader: {message}"
     assert str(caught.value).startswith(expected)
 
 
 @pytest.mark.parametrize(
     ("sets", "message"),
     [
-        ("drafter.kind=eco", "no drafter 'eco'; did you mean 'echo'?; there are: none, eagle3,"),
+        (
+            "drafter.kind=parot",
+            "no drafter 'parot'; did you mean 'parrot'?; there are: none,",
+        ),
         ("drafter.kind=3", "must be one of: none, eagle3, eagle2, dflash, vanilla, ngram"),
         (
             "drafter.num_draft=3",
@@ -130,9 +133,9 @@ def test_a_loader_that_is_not_there(model: str, message: str, echo: Path, write:
         ),
     ],
 )
-def test_mistakes_in_its_block(sets: str, message: str, echo: Path) -> None:
+def test_mistakes_in_its_block(sets: str, message: str, parrot: Path) -> None:
     with pytest.raises(GraphError) as caught:
-        open_graph("eagle", ["drafter.kind=echo", sets])
+        open_graph("eagle", ["drafter.kind=parrot", sets])
     (problem,) = caught.value.problems
     assert message in str(problem) and problem.file == f"--set {sets}"
 
@@ -140,13 +143,13 @@ def test_mistakes_in_its_block(sets: str, message: str, echo: Path) -> None:
 @pytest.mark.parametrize(
     ("value", "message"),
     [
-        ("own.blok:Echo", "ModuleNotFoundError: No module named 'own.blok'"),
-        ("own.block:Eco", "AttributeError: module 'own.block' has no attribute 'Eco'"),
-        ("own.ops:count", "RuntimeError: imported"),
+        ("own.blok:Parrot", "ModuleNotFoundError: No module named 'own.blok'"),
+        ("own.block:Parot", "AttributeError: module 'own.block' has no attribute 'Parot'"),
+        ("own.ops:count", "RuntimeError: imported ({folder}/own/ops.py:1)"),
         ("own.block:NUMBER", "own.block:NUMBER is not a subclass of Drafter with Settings"),
         ("own.block", "own.block is not a subclass of Drafter with Settings"),
         ("own.block:Nameless", "the kind of own.block:Nameless is ''"),
-        ("own.block:Echo", "the kind of own.block:Echo is 'echo'"),
+        ("own.block:Parrot", "the kind of own.block:Parrot is 'parrot'"),
     ],
 )
 def test_a_drafter_that_cannot_be_used(value: str, message: str, write: Write) -> None:
@@ -154,21 +157,22 @@ def test_a_drafter_that_cannot_be_used(value: str, message: str, write: Write) -
     install(folder, "specsot.drafters", value, point="other")
     assert open_graph("eagle").graph.drafter.kind == "eagle3"
     text = changed(("kind: eagle3", "kind: other"))
+    message = message.replace("{folder}", str(folder))
     assert problems(text) == [
         "g.yaml:4:17: drafter.kind: the drafter 'other': "
         f"entry point 'other' (specsot.drafters) of own 1.0: {message}"
     ]
 
 
-def test_two_packages_with_one_kind(echo: Path) -> None:
-    install(echo, "specsot.drafters", "own.block:Echo", name="third")
-    (problem,) = problems(changed(("kind: eagle3", "kind: echo")))
-    assert "more than one package has it: entry point 'echo' (specsot.drafters) of" in problem
+def test_two_packages_with_one_kind(parrot: Path) -> None:
+    install(parrot, "specsot.drafters", "own.block:Parrot", name="third")
+    (problem,) = problems(changed(("kind: eagle3", "kind: parrot")))
+    assert "more than one package has it: entry point 'parrot' (specsot.drafters) of" in problem
     with pytest.raises(RegistryError):
-        drafter_class("echo")
+        drafter_class("parrot")
 
 
-def test_what_specsot_has_itself_is_never_replaced(echo: Path) -> None:
-    install(echo, "specsot.drafters", "own.block:Echo", point="eagle3", name="third")
+def test_what_specsot_has_itself_is_never_replaced(parrot: Path) -> None:
+    install(parrot, "specsot.drafters", "own.block:Parrot", point="eagle3", name="third")
     assert drafter_class("eagle3").Settings is DRAFTERS["eagle3"]
     assert type(open_graph("eagle").graph.drafter) is DRAFTERS["eagle3"]

@@ -37,8 +37,11 @@ def test_the_source_of_a_module_is_found_without_importing_it(write: Write) -> N
     "module",
     ["", ".", "own_a.", "no_such", "own_a.b", "../own_a", "a b", "sys", "own_a./etc/x", "__main__"],
 )
-def test_a_module_that_has_no_source(module: str, write: Write) -> None:
+def test_a_module_that_has_no_source(
+    module: str, write: Write, monkeypatch: pytest.MonkeyPatch
+) -> None:
     write({"own_a": ""})
+    monkeypatch.setattr("__main__.__spec__", None)  # `python -m pytest` has one
     with pytest.raises(RegistryError, match="no source of a module"):
         module_file(module)
 
@@ -192,7 +195,7 @@ def test_a_package_with_faults_adds_nothing_and_is_named_when_it_is_missed(
     table = op_table()
     assert "own.count" in table.ops and "own.a" not in table.ops
     (fault,) = table.faults
-    place = "entry point 'echo' (specsot.ops) of own 1.0: "
+    place = "entry point 'parrot' (specsot.ops) of own 1.0: "
     assert fault.startswith(place + message.replace("FOLDER", str(folder)))
     assert fault in describe_words(table)
     assert open_graph("bim_eagle", table=table)

@@ -50,16 +50,6 @@ def test_what_ended_is_handed_over_once_and_nothing_of_it_stays() -> None:
     assert table.requests == some[1:] and table.forget_finished() == []
 
 
-def test_the_number_of_a_branch_is_what_its_rows_are_shown_with() -> None:
-    made, one = managers.manager(), managers.request(tail=[7], outline_budget=4)
-    (root,) = managers.running(made, one)
-    root.end(Finish.STOP)
-    branches = managers.fan_out_(made, one, [], [[41], [42]])
-    owners = [one.prefix_owner, root.owner, *(branch.owner for branch in branches)]
-    assert [made.table.bim(owner) for owner in owners] == [-1, -1, 0, 1]
-    assert made.table.bim(99) == -1
-
-
 @pytest.mark.parametrize("layout", ["bim", "batching", "paged"])
 def test_a_cancelled_request_ends_at_the_next_step_and_keeps_its_text(layout: str) -> None:
     made = managers.manager(layout, "ngram")

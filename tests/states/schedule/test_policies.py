@@ -1,5 +1,6 @@
 """The policies: who starts first, who may overtake, and that nobody starves."""
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -180,11 +181,15 @@ def test_one_that_fails_ends_the_run_with_one_error(name: str, said: str, own: N
         plan(made)
 
 
+@pytest.mark.parametrize(
+    ("name", "whose"), [("bad", r"own_policies \(.*own_policies.py:\d+\)"), ("odd", "the policy")]
+)
 def test_the_command_line_says_so_in_a_line(
-    own: None, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    name: str, whose: str, own: None, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     words = ("run", "autoregressive", "hello", "--runs-dir", str(tmp_path / "runs"))
-    assert call(*words, "--set", "scheduler.policy=bad") == 1
+    assert call(*words, "--set", f"scheduler.policy={name}") == 1
     err = capfd.readouterr().err
-    lines = [line for line in err.splitlines() if "scheduler.policy 'bad'" in line]
+    lines = [line for line in err.splitlines() if f"scheduler.policy '{name}'" in line]
+    assert re.search(f"this is a fault of {whose}; see ", err)
     assert len(lines) == 1 and "Traceback" not in err

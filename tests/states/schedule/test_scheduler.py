@@ -75,7 +75,7 @@ def test_branches_of_an_outline_that_was_just_read_start_in_a_forward_of_their_o
 
 def test_who_must_wait_is_told_why() -> None:
     for made, why in (
-        (managers.manager(most=1), "b: 1 of 1 branches run"),
+        (managers.manager(most=1), "b: running branches: 1 of 1"),
         (managers.manager(capacity=24), "b: needs 14 slots, 12 are free"),
     ):
         managers.running(made, managers.request("a"))
