@@ -213,8 +213,7 @@ class Rows:
         return value_BQ.view(-1)[self.nodes_ST]
 
 
-@dataclass(frozen=True, slots=True)
-class DraftSize:
+class DraftSize(NamedTuple):
     """A round's drafts. size: nodes of a tree, or drafts of the longest chain. lengths: of each
     chain. tokens, ms: expected tokens, the target's own included, and milliseconds of the round.
     kind: the drafter's, where several take turns."""

@@ -18,11 +18,11 @@ if TYPE_CHECKING:
     from .request import Branch
     from .round import CommittedRows, RoundResult
 
-PROBE = 16  # rounds from one unverified tree to the next
 KEPT = 256  # most rows of branches with all features of their rounds
 OPENING = 32  # first rounds of a session, from which every drafter learns
-FOLLOWING = 0.01  # later, the share of the time that a drafter without the round may learn in
+SHARE = 0.002  # of the time, for drafters without the round to learn in, and for unverified trees
 CANDIDATES = 2.0  # time of learning with the target's part of it, relative to the host's
+PROBES = 4  # most unverified trees at once
 AGAIN = 32  # requests of which one is read by a hopeless head
 
 
@@ -33,6 +33,24 @@ class Probe(NamedTuple):
     branch: Branch
     size: int
     tree: HostTree
+
+
+class Allowance:
+    """Milliseconds that are saved for something by and by; it is due when they are enough for as
+    much as it took last time."""
+
+    def __init__(self) -> None:
+        self.saved = 0.0
+        self.cost = 0.0
+
+    @property
+    def is_due(self) -> bool:
+        return self.saved >= self.cost
+
+    def spend_(self, start: float, factor: float = 1.0) -> None:
+        """It has taken place since `start`, of `perf_counter`."""
+        self.cost = factor * 1e3 * (perf_counter() - start)
+        self.saved = 0.0
 
 
 class AutoDrafter(Drafter):
@@ -55,21 +73,31 @@ class AutoDrafter(Drafter):
         self.chooser = KindChooser(names, records, late)
         self.every = (self, *(part for kind in self.kinds for part in kind.parts))
         self.head = main.parts[0]
-        self.used = main
         self.kept: list[CommittedRows] = []
-        self.learners = [part for kind in self.kinds for part in kind.parts if part.learns]
+        self._observing = [kind for kind in others if type(kind).observe is not Drafter.observe]
+        pairs = enumerate(self.kinds)
+        self.learners = [(n, part) for n, kind in pairs for part in kind.parts if part.learns]
+        self._learners = [part for _, part in self.learners]  # that are not hopeless
         self._learning: list[Drafter] = []  # in this round, besides the drafter of the round
-        self._learning_ms = 0.0  # of the last round in which any learned
-        self._saved_ms = 0.0  # for learning
-        self._rounds = 0
-        self._probe: Probe | None = None
+        self._for_learning = Allowance()
+        self._for_probes = Allowance()
+        self._probes: list[Probe] = []
+        drafts = [type(kind).tree_ is not Drafter.tree_ and kind.chooser is None for kind in others]
+        self.probed = [number for number, each in enumerate(drafts, 1) if each]
+        self._probed = [*self.probed]  # those that are not hopeless, the next one first
+        self._bare: dict[int, Proposal] = {}  # without drafts and candidates, by number of branches
+        self._use_(main)
 
     @property
     def parts(self) -> tuple[Drafter, ...]:
         return self.every
 
     def reads(self) -> bool:
-        if self.head.kv is None or not self.chooser.is_hopeless(0):
+        hopeless = {kind for kind in range(len(self.kinds)) if self.chooser.is_hopeless(kind)}
+        self._learners = [part for kind, part in self.learners if kind not in hopeless]
+        self._probed = [kind for kind in self.probed if kind not in hopeless]
+        self._use_(self.used)
+        if self.head.kv is None or 0 not in hopeless:
             return True
         records = self.chooser.records
         records.refused = (records.refused + 1) % AGAIN
@@ -81,28 +109,35 @@ class AutoDrafter(Drafter):
         active = self.active
         is_read = all(branch.request.drafted for branch in active)
         chosen = self.chooser.choose_([branch.owner for branch in active], is_late=is_read)
-        self.used = self.kinds[chosen]
-        for kind in self.kinds:
-            for part in kind.parts:
-                part.waits = kind is not self.used
-                if part.waits and part.chooser is not None:
-                    part.chooser.pause_()
+        if self.kinds[chosen] is not self.used:
+            self._use_(self.kinds[chosen])
         unread = None
         if self.used is self.main:
             self._observe_kept_()
         elif self.head.inbox:
             rows = self.main.intake_(attention=attention)
             unread = None if isinstance(rows, tuple) else rows
-        self._rounds += 1
-        self._saved_ms += FOLLOWING * self.chooser.choice.ms
-        self._learning = []
-        if self.chooser.records.rounds <= OPENING or self._saved_ms >= self._learning_ms:
-            self._learning = [part for part in self.learners if part not in self.used.parts]
+        saved = SHARE * self.chooser.choice.ms
+        self._for_learning.saved += saved
+        self._for_probes.saved += saved
+        is_due = self.chooser.records.rounds <= OPENING or self._for_learning.is_due
+        self._learning = self._others if is_due else []
         batch = self.used.intake_(attention=attention)
         size = self.used.num_nodes(len(active)) if self.used.settings.drafts else 0
         if size:
-            self.chooser.choice = replace(self.chooser.choice, size=size)
+            self.chooser.choice = self.chooser.choice._replace(size=size)
         return unread, batch
+
+    def _use_(self, used: Drafter) -> None:
+        """A kind has the rounds from now on; the others wait."""
+        self.used = used
+        self._learns = any(part.learns for part in used.parts)
+        self._others = [part for part in self._learners if part not in used.parts]
+        for kind in self.kinds:
+            for part in kind.parts:
+                part.waits = kind is not used
+                if part.waits and part.chooser is not None:
+                    part.chooser.pause_()
 
     def root(self, batch: Any) -> tuple[DraftRows | None, Any]:
         unread, rows = batch
@@ -115,12 +150,17 @@ class AutoDrafter(Drafter):
         proposal = self.used.grow(own)
         if unread is not None:
             proposal = replace(proposal, work=proposal.work.plus(unread.work))
-        if self._learning or not self.learners or any(part.learns for part in self.used.parts):
+        if self._learning or self._learns or not self.learners:
             return proposal
-        return replace(proposal, candidates=False)
+        if proposal.levels or unread is not None:
+            return replace(proposal, candidates=False)
+        branches = len(proposal.tokens_SN)
+        if branches not in self._bare:
+            self._bare[branches] = replace(proposal, candidates=False)
+        return self._bare[branches]
 
     def observe(self, rows: CommittedRows) -> None:
-        for kind in self.kinds[1:]:
+        for kind in self._observing:
             kind.observe(rows)
         table = self.context.table
         request = table.open[rows.owner] if rows.branch is None else rows.branch.request
@@ -141,6 +181,7 @@ class AutoDrafter(Drafter):
 
     def forget(self, owners: Sequence[int]) -> None:
         self.kept = [rows for rows in self.kept if rows.owner not in owners]
+        self._probes = [probe for probe in self._probes if probe.branch.owner not in owners]
 
     def learn(
         self, branches: Sequence[Branch], result: RoundResult, paths: Sequence[Sequence[int]]
@@ -149,31 +190,35 @@ class AutoDrafter(Drafter):
             start = perf_counter()
             for part in self._learning:
                 part.learn(branches, result, paths)
-            self._learning_ms = CANDIDATES * 1e3 * (perf_counter() - start)
-            self._saved_ms = 0.0
+            self._for_learning.spend_(start, CANDIDATES)
         if branches:
             self.chooser.learn_([len(path) for path in paths])
             self._probe_(branches)
         return self.used.learn(branches, result, paths)
 
     def _probe_(self, branches: Sequence[Branch]) -> None:
-        """Count the last probe once the text is as long as its tree is deep; then start another."""
-        if self._probe is not None:
-            number, branch, size, tree = self._probe
+        """Count the probes whose fate is known; then start another one."""
+        waiting = []
+        for probe in self._probes:
+            number, branch, size, tree = probe
             levels = max(tree.depths, default=0)
             following = branch.context(size)[:levels]
-            if len(following) < levels and not branch.ended:
-                return
-            self.chooser.learn_of_(number, 1 + matched(tree, following))
-            self._probe = None
-        turn, is_over = divmod(self._rounds, PROBE)
-        number = 1 + turn % (len(self.kinds) - 1)
-        kind = self.kinds[number]
-        branch = branches[turn % len(branches)]
-        drafts = type(kind).tree_ is not Drafter.tree_ and kind.chooser is None
-        if drafts and kind.waits and not is_over and not branch.ended:
-            tree = kind.tree_(branch, nodes_for(kind.settings.offered, len(branches)))
-            self._probe = Probe(number, branch, size=branch.size, tree=tree)
+            accepted = matched(tree, following)
+            if accepted == len(following) < levels and not branch.ended:
+                waiting.append(probe)
+            else:
+                self.chooser.learn_of_(number, 1 + accepted)
+        self._probes = waiting
+        if len(waiting) < PROBES and self._probed and self._for_probes.is_due:
+            number = self._probed.pop(0)
+            self._probed.append(number)
+            kind = self.kinds[number]
+            branch = branches[self.chooser.records.rounds % len(branches)]
+            if kind.waits and not branch.ended:
+                start = perf_counter()
+                tree = kind.tree_(branch, nodes_for(kind.settings.offered, len(branches)))
+                self._for_probes.spend_(start)
+                self._probes.append(Probe(number, branch, size=branch.size, tree=tree))
 
 
 def matched(tree: HostTree, tokens: Sequence[int]) -> int:

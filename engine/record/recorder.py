@@ -185,7 +185,7 @@ def trace_record(at: int, item: Event | RoundSummary | Record, number: int) -> R
             }
             if item.choices:
                 record["choices"] = [
-                    {name: value for name, value in asdict(choice).items() if value != ""}
+                    {name: value for name, value in choice._asdict().items() if value != ""}
                     for choice in item.choices
                 ]
             if item.trees:

@@ -6,44 +6,63 @@ Kinds are numbers. Rounds of 1, 2 to 3, 4 to 7 ... branches are measured apart."
 from collections import deque
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
-from math import sqrt
-from statistics import fmean
+from math import exp, log, sqrt
+from statistics import fmean, median
 from time import perf_counter
 
 from ..types import DraftSize
 
-TIMES = 11  # the time of a round is the mean over these many rounds,
-LONGEST = 2  # without this many that took longest: the machine did something else
-DECAY = 0.98  # of the counts of a kind when it is counted again
-SHARE = 0.002  # loss by trials of a kind that was often timed, as a share of the rounds
+TIMES = 11  # last rounds of a kind that say what is usual
+LONGEST = 2.0  # times the usual time: in a longer round the machine did something else
+DECAY = 0.97  # of the counts and times of a kind when it is counted again
+SHARE = 0.0015  # loss by trials of a kind that was often timed, as a share of the rounds
 LEAST = 16  # fewest rounds between two trials of a kind
 OPTIMISM = 0.5  # standard errors that a trial adds to the counted tokens
+FOLLOWED = 0.3  # part of a change of the times that counts as one of the machine's pace,
+SUDDEN = 1.5  # at most by this factor in a round
+HELD = 8  # rounds of the current kind from one decision to the next
 STAY = 0.98  # least rate of the current kind, relative to the fastest, that keeps it
 HOPELESS = 0.85  # a kind is given up whose rate is surely below this part of the fastest one's
+UNTRIED = 0.5  # of the same where it has only the figures of another number of branches
 SURELY = 2.0  # standard errors of its tokens
+
+
+def _clipped(factor: float) -> float:
+    return min(max(factor, 1 / SUDDEN), SUDDEN)
 
 
 @dataclass(slots=True)
 class KindRecord:
     """What rounds of one kind gave. weight, tokens, squares: decayed sums over its branches, of
-    one, of tokens, and of their squares. times: milliseconds of the last rounds; ms: their mean,
-    since the median would leave out the drafts of a kind that drafts in a few rounds only; waited:
-    rounds of others since; known: how well its times are known, 0 to TIMES, from these or from
-    another number of branches."""
+    one, of tokens, and of their squares. timed, spent: decayed sums of rounds and of milliseconds;
+    ms: their ratio. times: milliseconds of the last rounds; usual: the middle of them, from which
+    they differ equally in both directions; new: how many came after it. waited: rounds of others
+    since; known: how well its times are known, 0 to TIMES, from these or from another number of
+    branches."""
 
     weight: float = 0.0
     tokens: float = 0.0
     squares: float = 0.0
     waited: int = 0
     known: int = 0
+    timed: float = 0.0
+    spent: float = 0.0
     ms: float = 0.0
+    usual: float = 0.0
+    new: int = 0
     times: deque[float] = field(default_factory=lambda: deque(maxlen=TIMES))
 
-    def time_(self, ms: float) -> None:
+    def time_(self, ms: float, *, is_trial: bool) -> None:
         self.times.append(ms)
         self.known = min(self.known + 1, TIMES)
-        kept = max(len(self.times) - LONGEST, (len(self.times) + 1) // 2)
-        self.ms = fmean(sorted(self.times)[:kept])
+        self.new += 1
+        if is_trial or self.new == HELD or len(self.times) < TIMES:
+            self.new = 0
+            middle = median(self.times)
+            self.usual = middle * exp(fmean([log(_clipped(ms / middle)) for ms in self.times]))
+        self.timed = DECAY * self.timed + 1
+        self.spent = DECAY * self.spent + min(ms, LONGEST * self.usual)
+        self.ms = self.spent / self.timed
 
     def count_(self, tokens: Sequence[int]) -> None:
         """Tokens that branches got from one target forward each."""
@@ -69,9 +88,12 @@ class KindRecord:
 @dataclass(slots=True)
 class KindRecords:
     """What all runs of a session count. of: by the number of bits of the number of branches;
-    rounds: of all kinds; refused: requests since a late kind was last allowed."""
+    pace: how long a round of any kind takes now, relative to the times that are recorded, since
+    the machine may do something else by times. rounds: of all kinds; refused: requests since a late
+    kind was last allowed."""
 
     of: dict[int, list[KindRecord]] = field(default_factory=dict)
+    pace: float = 1.0
     rounds: int = 0
     refused: int = 0
 
@@ -91,7 +113,7 @@ class KindChooser:
         self.chosen = -1
         self.choice = DraftSize(0, 0, 0.0, 0.0)
         self.by_owner: dict[int, tuple[float, float]] = {}
-        self._trial = 0  # rounds of the current trial that are left
+        self._left = 0  # rounds until the next decision
         self._is_timed = False  # whether the time of this round says what the kind takes
         self._bits = 0
         self._current = -1  # the kind of the last round that was not a trial
@@ -118,16 +140,19 @@ class KindChooser:
             self.records.of[self._bits] = self._first_records()
         self.records.rounds += 1
         records = self.records.of[self._bits]
-        kinds = [kind for kind in range(len(records)) if is_late or kind not in self.late]
-        self._trial = self._trial - 1 if before[0] == self._bits else 0
-        if self._trial <= 0 or self.chosen not in kinds:
+        self._left = self._left - 1 if before[0] == self._bits else 0
+        if self._left <= 0 or (self.chosen in self.late and not is_late):
+            kinds = [kind for kind in range(len(records)) if is_late or kind not in self.late]
             self.chosen = self._next(records, kinds)
-            self._trial = self._rounds(self.chosen) if (self._bits, self.chosen) != before else 0
+            is_new = (self._bits, self.chosen) != before
+            self._left = self._rounds(self.chosen) if is_new else 1
+            if self.chosen == self._current:
+                self._left = HELD
         self._is_timed = self.chosen == before[1] or self.chosen not in self.late
         for kind, record in enumerate(records):
             record.waited = 0 if kind == self.chosen else record.waited + 1
-        ms = records[self.chosen].ms
-        tokens = len(owners) * records[self.chosen].rate * ms
+        ms = records[self.chosen].ms * self.records.pace
+        tokens = len(owners) * records[self.chosen].rate * records[self.chosen].ms
         self.choice = DraftSize(0, 0, tokens, ms, kind=self.names[self.chosen])
         return self.chosen
 
@@ -136,25 +161,35 @@ class KindChooser:
         return 2 if kind in self.late else 1
 
     def _first_records(self) -> list[KindRecord]:
-        """Of a new number of branches: the figures of the nearest one, half as well known, but no
-        times."""
+        """Of a new number of branches: the figures of the nearest one, half as well known, those of
+        late kinds not known, but no times."""
         if not self.records.of:
             return [KindRecord() for _ in self.names]
         nearest = min(self.records.of, key=lambda bits: abs(bits - self._bits))
         return [
-            replace(one, waited=0, known=one.known // 2, times=deque(maxlen=TIMES))
-            for one in self.records.of[nearest]
+            replace(
+                one,
+                waited=0,
+                timed=0.0,
+                spent=0.0,
+                known=0 if kind in self.late else one.known // 2,
+                times=deque(maxlen=TIMES),
+            )
+            for kind, one in enumerate(self.records.of[nearest])
         ]
 
     def _time_(self, ms: float) -> None:
         """Time the kind of this round; times that others had with another number of branches change
         in proportion."""
+        ms /= self.records.pace
         record = self.record
         if record.ms and not record.times:
             factor = ms / record.ms
             for one in self.records.of[self._bits]:
                 one.ms *= 1.0 if one.times else factor
-        record.time_(ms)
+        if len(record.times) == TIMES:
+            self.records.pace *= _clipped(ms / record.usual) ** FOLLOWED
+        record.time_(ms, is_trial=self.chosen != self._current)
 
     def _next(self, records: Sequence[KindRecord], kinds: Sequence[int]) -> int:
         """A kind that was never timed; else one that is due for a trial, the longest unused one
@@ -175,12 +210,15 @@ class KindChooser:
         return self._current
 
     def is_hopeless(self, kind: int) -> bool:
-        """Whether a kind is surely slower than another one with every number of branches with which
-        it was timed."""
-        tried = [records for records in self.records.of.values() if records[kind].times]
-        return bool(tried) and all(
-            records[kind].optimistic_rate(SURELY, 1.0) < HOPELESS * max(one.rate for one in records)
-            for records in tried
+        """Whether a kind is surely slower than another one with every number of branches that is
+        usual: with which a kind was timed TIMES times."""
+        of = self.records.of.values()
+        usual = [records for records in of if any(len(one.times) == TIMES for one in records)]
+        return bool(usual) and all(
+            0
+            < records[kind].optimistic_rate(SURELY, 1.0)
+            < (HOPELESS if records[kind].times else UNTRIED) * max(one.rate for one in records)
+            for records in usual
         )
 
     def learn_(self, tokens: Sequence[int]) -> None:

@@ -85,7 +85,7 @@ def test_a_drafter_reads_the_rounds_without_it_before_it_drafts_again(
 
 def test_candidates_are_kept_of_rounds_of_other_drafters(monkeypatch: pytest.MonkeyPatch) -> None:
     in_turn(monkeypatch, 0)
-    monkeypatch.setattr(auto_file, "FOLLOWING", 0.0)
+    monkeypatch.setattr(auto_file, "SHARE", 0.0)
     put: list[Any] = []
     monkeypatch.setattr(RecycleTable, "put_", lambda *known, **_: put.append(known))
     counts = []
@@ -153,7 +153,6 @@ def test_what_another_drafter_would_have_given_is_counted(monkeypatch: pytest.Mo
     in_turn(monkeypatch, 0)
     found: list[tuple[int, int]] = []
     monkeypatch.setattr(KindChooser, "learn_of_", lambda self, *kind: found.append(kind))
-    monkeypatch.setattr(auto_file, "PROBE", 8)
     block = "drafter={kind: recycle, or: [none, suffix]}"
     twice = [Prompt(key, "Tell me about honey bees.") for key in "12"]
     played(block, "layout.max_num_branches=1", prompts=twice)
