@@ -23,7 +23,7 @@ OPENING = 32  # first rounds of a session, from which every drafter learns
 SHARE = 0.002  # of the time, for drafters without the round to learn in, and for unverified trees
 CANDIDATES = 2.0  # time of learning with the target's part of it, relative to the host's
 PROBES = 4  # most unverified trees at once
-AGAIN = 32  # requests of which one is read by a hopeless head
+AGAIN = 32  # requests of which one is read by a head that is surely slower
 
 
 class Probe(NamedTuple):
@@ -36,8 +36,8 @@ class Probe(NamedTuple):
 
 
 class Allowance:
-    """Milliseconds that are saved for something by and by; it is due when they are enough for as
-    much as it took last time."""
+    """Milliseconds for work besides the rounds. It is due when as many are saved as it took last
+    time."""
 
     def __init__(self) -> None:
         self.saved = 0.0
@@ -48,7 +48,8 @@ class Allowance:
         return self.saved >= self.cost
 
     def spend_(self, start: float, factor: float = 1.0) -> None:
-        """It has taken place since `start`, of `perf_counter`."""
+        """The work has been done since `start` (of `perf_counter`); factor: its whole cost,
+        relative to this time."""
         self.cost = factor * 1e3 * (perf_counter() - start)
         self.saved = 0.0
 
@@ -57,7 +58,7 @@ class AutoDrafter(Drafter):
     """A main drafter and others, which have no model. All of them follow the text: the main one
     reads a prompt at once, and the rows of rounds without it when it drafts again (`kept`); those
     that keep the target's best tokens do so in the rounds of others as far as it costs little.
-    While the main one is hopeless, it reads and drafts for one of AGAIN requests only.
+    While the main one is surely slower, it reads and drafts for one of AGAIN requests only.
 
     What the others would have gained is known without a forward: now and then one of them drafts
     a tree that is not verified, but compared with the tokens that follow (`Probe`)."""
@@ -77,15 +78,14 @@ class AutoDrafter(Drafter):
         self._observing = [kind for kind in others if type(kind).observe is not Drafter.observe]
         pairs = enumerate(self.kinds)
         self.learners = [(n, part) for n, kind in pairs for part in kind.parts if part.learns]
-        self._learners = [part for _, part in self.learners]  # that are not hopeless
+        self._learners = [part for _, part in self.learners]  # that are not surely slower
         self._learning: list[Drafter] = []  # in this round, besides the drafter of the round
         self._for_learning = Allowance()
         self._for_probes = Allowance()
         self._probes: list[Probe] = []
         drafts = [type(kind).tree_ is not Drafter.tree_ and kind.chooser is None for kind in others]
         self.probed = [number for number, each in enumerate(drafts, 1) if each]
-        self._probed = [*self.probed]  # those that are not hopeless, the next one first
-        self._bare: dict[int, Proposal] = {}  # without drafts and candidates, by number of branches
+        self._probed = [*self.probed]  # not surely slower, the next first
         self._use_(main)
 
     @property
@@ -93,11 +93,11 @@ class AutoDrafter(Drafter):
         return self.every
 
     def reads(self) -> bool:
-        hopeless = {kind for kind in range(len(self.kinds)) if self.chooser.is_hopeless(kind)}
-        self._learners = [part for kind, part in self.learners if kind not in hopeless]
-        self._probed = [kind for kind in self.probed if kind not in hopeless]
+        slow = {kind for kind in range(len(self.kinds)) if self.chooser.is_surely_slower(kind)}
+        self._learners = [part for kind, part in self.learners if kind not in slow]
+        self._probed = [kind for kind in self.probed if kind not in slow]
         self._use_(self.used)
-        if self.head.kv is None or 0 not in hopeless:
+        if self.head.kv is None or 0 not in slow:
             return True
         records = self.chooser.records
         records.refused = (records.refused + 1) % AGAIN
@@ -152,12 +152,7 @@ class AutoDrafter(Drafter):
             proposal = replace(proposal, work=proposal.work.plus(unread.work))
         if self._learning or self._learns or not self.learners:
             return proposal
-        if proposal.levels or unread is not None:
-            return replace(proposal, candidates=False)
-        branches = len(proposal.tokens_SN)
-        if branches not in self._bare:
-            self._bare[branches] = replace(proposal, candidates=False)
-        return self._bare[branches]
+        return replace(proposal, candidates=False)
 
     def observe(self, rows: CommittedRows) -> None:
         for kind in self._observing:
@@ -197,7 +192,7 @@ class AutoDrafter(Drafter):
         return self.used.learn(branches, result, paths)
 
     def _probe_(self, branches: Sequence[Branch]) -> None:
-        """Count the probes whose fate is known; then start another one."""
+        """Count the probes whose outcome is known; then start another one."""
         waiting = []
         for probe in self._probes:
             number, branch, size, tree = probe

@@ -104,7 +104,7 @@ def with_table(folder: Path) -> str:
             rows.append([*row, f"`{graph['hash'][:8]}`", document["versions"]["specsot"]])
     lines = markdown_table(heads, rows)
     file = folder / "README.md"
-    above = file.read_text("utf-8").partition(lines[0])[0] if file.exists() else "# Certificates"
+    above = file.read_text("utf-8").partition("| graph |")[0] if file.exists() else "# Certificates"
     return "\n".join([above.rstrip(), "", *lines, ""])
 
 

@@ -13,7 +13,7 @@ from time import perf_counter
 from ..types import DraftSize
 
 TIMES = 11  # last rounds of a kind that say what is usual
-LONGEST = 2.0  # times the usual time: in a longer round the machine did something else
+LONGEST = 2.0  # times the usual time: a longer round counts as this long
 DECAY = 0.97  # of the counts and times of a kind when it is counted again
 SHARE = 0.0015  # loss by trials of a kind that was often timed, as a share of the rounds
 LEAST = 16  # fewest rounds between two trials of a kind
@@ -22,7 +22,7 @@ FOLLOWED = 0.3  # part of a change of the times that counts as one of the machin
 SUDDEN = 1.5  # at most by this factor in a round
 HELD = 8  # rounds of the current kind from one decision to the next
 STAY = 0.98  # least rate of the current kind, relative to the fastest, that keeps it
-HOPELESS = 0.85  # a kind is given up whose rate is surely below this part of the fastest one's
+SLOWER = 0.85  # a kind is given up whose rate is surely below this part of the fastest one's
 UNTRIED = 0.5  # of the same where it has only the figures of another number of branches
 SURELY = 2.0  # standard errors of its tokens
 
@@ -88,9 +88,9 @@ class KindRecord:
 @dataclass(slots=True)
 class KindRecords:
     """What all runs of a session count. of: by the number of bits of the number of branches;
-    pace: how long a round of any kind takes now, relative to the times that are recorded, since
-    the machine may do something else by times. rounds: of all kinds; refused: requests since a late
-    kind was last allowed."""
+    pace: the time of a round of any kind now, relative to the recorded times, since other programs
+    may slow the machine down. rounds: of all kinds; refused: requests since a late kind was last
+    allowed."""
 
     of: dict[int, list[KindRecord]] = field(default_factory=dict)
     pace: float = 1.0
@@ -209,7 +209,7 @@ class KindChooser:
             self._current = fastest
         return self._current
 
-    def is_hopeless(self, kind: int) -> bool:
+    def is_surely_slower(self, kind: int) -> bool:
         """Whether a kind is surely slower than another one with every number of branches that is
         usual: with which a kind was timed TIMES times."""
         of = self.records.of.values()
@@ -217,7 +217,7 @@ class KindChooser:
         return bool(usual) and all(
             0
             < records[kind].optimistic_rate(SURELY, 1.0)
-            < (HOPELESS if records[kind].times else UNTRIED) * max(one.rate for one in records)
+            < (SLOWER if records[kind].times else UNTRIED) * max(one.rate for one in records)
             for records in usual
         )
 

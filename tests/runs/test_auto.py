@@ -100,14 +100,14 @@ def test_candidates_are_kept_of_rounds_of_other_drafters(monkeypatch: pytest.Mon
 
 @pytest.mark.parametrize("layout", ["bim", "batching", "paged"])
 @pytest.mark.parametrize("main", [f"eagle3, {HEAD}", "vanilla"])
-def test_a_hopeless_drafter_reads_some_requests_only(
+def test_a_drafter_that_is_surely_slower_reads_some_requests_only(
     main: str, layout: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The others are not drafted for, next to one that is; their rows are cached all the same."""
     prompts = [Prompt(str(n), PROMPTS[n % 2].text) for n in range(6)]
     sets = (f"layout.kind={layout}", "layout.max_num_branches=6")
     expected = played(*sets, prompts=prompts)[0]
-    monkeypatch.setattr(KindChooser, "is_hopeless", lambda *_: True)
+    monkeypatch.setattr(KindChooser, "is_surely_slower", lambda *_: True)
     monkeypatch.setattr(auto_file, "AGAIN", 2)
     drafted: list[tuple[bool, ...]] = []
     choose_ = KindChooser.choose_
@@ -136,8 +136,8 @@ def test_rows_of_a_request_without_the_drafter_are_of_no_use_to_it(
     monkeypatch.setattr(auto_file, "AGAIN", 2)
     reused: list[int] = []
     trees = []
-    for hopeless in (False, True):
-        monkeypatch.setattr(KindChooser, "is_hopeless", lambda *_, hopeless=hopeless: hopeless)
+    for is_slow in (False, True):
+        monkeypatch.setattr(KindChooser, "is_surely_slower", lambda *_, is_slow=is_slow: is_slow)
         session = open_session("autoregressive", sets=sets, threads=1, max_new_tokens=24)
         records: list[Any] = []
         run, _, _ = perform(session, prompts, write=records.append)

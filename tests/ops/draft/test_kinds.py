@@ -114,20 +114,20 @@ def test_neither_the_first_round_of_a_late_kind_nor_waiting_is_timed(clock: list
     assert [*chooser.records.of[1][0].times] == pytest.approx([5.0])
 
 
-def test_a_late_kind_that_was_clearly_slower_is_hopeless(clock: list[float]) -> None:
+def test_a_late_kind_that_was_clearly_slower_is_surely_slower(clock: list[float]) -> None:
     chooser = KindChooser(NAMES, KindRecords(), late=[0])
-    assert not chooser.is_hopeless(0)
+    assert not chooser.is_surely_slower(0)
     play(chooser, clock, (24.0, 6.0, 5.0), (3, 1, 1), rounds=2)
-    assert not chooser.is_hopeless(0), "nothing else was tried"
+    assert not chooser.is_surely_slower(0), "nothing else was tried"
     play(chooser, clock, (24.0, 6.0, 5.0), (3, 1, 1), rounds=4)
-    assert not chooser.is_hopeless(0), "one trial says little about its tokens"
+    assert not chooser.is_surely_slower(0), "one trial says little about its tokens"
     play(chooser, clock, (24.0, 6.0, 5.0), (3, 1, 1), rounds=900)
-    assert chooser.is_hopeless(0) and not chooser.is_hopeless(2)
+    assert chooser.is_surely_slower(0) and not chooser.is_surely_slower(2)
     for _ in range(900):
         clock[0] += 5e-3
         assert chooser.choose_([1], is_late=False) != 0
     play(chooser, clock, (24.0, 6.0, 5.0), (9, 1, 1), rounds=900, branches=4)
-    assert not chooser.is_hopeless(0), "it is the best for four branches"
+    assert not chooser.is_surely_slower(0), "it is the best for four branches"
 
 
 def test_a_kind_that_is_hardly_slower_stays(clock: list[float]) -> None:
