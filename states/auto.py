@@ -14,8 +14,8 @@ from .graph.drafter_settings import nodes_for
 if TYPE_CHECKING:
     from ..ops.draft.gamma import GammaRecord
     from ..ops.draft.ngram import HostTree
-    from ..ops.types import DraftRows, Proposal
-    from .request import Branch
+    from ..ops.types import DraftRows, DraftSize, Proposal
+    from .request import Branch, Request
     from .round import CommittedRows, RoundResult
 
 KEPT = 256  # most rows of branches with all features of their rounds
@@ -80,6 +80,8 @@ class AutoDrafter(Drafter):
         self.learners = [(n, part) for n, kind in pairs for part in kind.parts if part.learns]
         self._learners = [part for _, part in self.learners]  # that are not surely slower
         self._learning: list[Drafter] = []  # in this round, besides the drafter of the round
+        self._is_opening = True
+        self._may_probe = False
         self._for_learning = Allowance()
         self._for_probes = Allowance()
         self._probes: list[Probe] = []
@@ -91,6 +93,10 @@ class AutoDrafter(Drafter):
     @property
     def parts(self) -> tuple[Drafter, ...]:
         return self.every
+
+    @property
+    def choices(self) -> tuple[DraftSize, ...]:
+        return (self.chooser.choice, *self.used.choices)
 
     def reads(self) -> bool:
         slow = {kind for kind in range(len(self.kinds)) if self.chooser.is_surely_slower(kind)}
@@ -107,26 +113,42 @@ class AutoDrafter(Drafter):
         """Rows that the main drafter only reads in this round, or None, and those of the drafter of
         this round."""
         active = self.active
-        is_read = all(branch.request.drafted for branch in active)
-        chosen = self.chooser.choose_([branch.owner for branch in active], is_late=is_read)
-        if self.kinds[chosen] is not self.used:
-            self._use_(self.kinds[chosen])
+        if active:
+            owners = [branch.owner for branch in active]
+            if not self.chooser.continues_(owners):
+                self._choose_(active, owners)
+        else:
+            self.chooser.finish_()
         unread = None
         if self.used is self.main:
             self._observe_kept_()
         elif self.head.inbox:
             rows = self.main.intake_(attention=attention)
             unread = None if isinstance(rows, tuple) else rows
-        saved = SHARE * self.chooser.choice.ms
-        self._for_learning.saved += saved
-        self._for_probes.saved += saved
-        is_due = self.chooser.records.rounds <= OPENING or self._for_learning.is_due
-        self._learning = self._others if is_due else []
         batch = self.used.intake_(attention=attention)
         size = self.used.num_nodes(len(active)) if self.used.settings.drafts else 0
-        if size:
+        if size != self.chooser.choice.size:
             self.chooser.choice = self.chooser.choice._replace(size=size)
         return unread, batch
+
+    def _choose_(self, active: Sequence[Branch], owners: list[int]) -> None:
+        """Choose the drafter of the next rounds, and what is done besides in the first of them."""
+        is_read = all(branch.request.drafted for branch in active)
+        chosen = self.chooser.choose_(owners, is_late=is_read)
+        if self.kinds[chosen] is not self.used:
+            self._use_(self.kinds[chosen])
+        saved = SHARE * self.chooser.choice.ms * self.chooser.planned
+        self._for_learning.saved += saved
+        self._for_probes.saved += saved
+        self._is_opening = self.chooser.records.rounds < OPENING
+        is_due = self._is_opening or self._for_learning.is_due
+        self._learn_with_(self._others if is_due else [])
+        self._may_probe = self._for_probes.is_due
+
+    def _learn_with_(self, others: list[Drafter]) -> None:
+        """The drafters that learn in a round besides its own."""
+        self._learning = others
+        self.used.candidates = bool(others) or self._learns or not self.learners
 
     def _use_(self, used: Drafter) -> None:
         """A kind has the rounds from now on; the others wait."""
@@ -150,9 +172,9 @@ class AutoDrafter(Drafter):
         proposal = self.used.grow(own)
         if unread is not None:
             proposal = replace(proposal, work=proposal.work.plus(unread.work))
-        if self._learning or self._learns or not self.learners:
-            return proposal
-        return replace(proposal, candidates=False)
+        if proposal.candidates and not self.used.candidates:
+            return replace(proposal, candidates=False)
+        return proposal
 
     def observe(self, rows: CommittedRows) -> None:
         for kind in self._observing:
@@ -178,6 +200,9 @@ class AutoDrafter(Drafter):
         self.kept = [rows for rows in self.kept if rows.owner not in owners]
         self._probes = [probe for probe in self._probes if probe.branch.owner not in owners]
 
+    def close(self, request: Request) -> None:
+        self.chooser.finish_()
+
     def learn(
         self, branches: Sequence[Branch], result: RoundResult, paths: Sequence[Sequence[int]]
     ) -> tuple[GammaRecord, ...]:
@@ -186,9 +211,12 @@ class AutoDrafter(Drafter):
             for part in self._learning:
                 part.learn(branches, result, paths)
             self._for_learning.spend_(start, CANDIDATES)
+            if not self._is_opening:
+                self._learn_with_([])
         if branches:
             self.chooser.learn_([len(path) for path in paths])
-            self._probe_(branches)
+            if self._may_probe or self._probes:
+                self._probe_(branches)
         return self.used.learn(branches, result, paths)
 
     def _probe_(self, branches: Sequence[Branch]) -> None:
@@ -204,7 +232,9 @@ class AutoDrafter(Drafter):
             else:
                 self.chooser.learn_of_(number, 1 + accepted)
         self._probes = waiting
-        if len(waiting) < PROBES and self._probed and self._for_probes.is_due:
+        may_probe = self._may_probe and len(waiting) < PROBES
+        self._may_probe = False
+        if may_probe and self._probed:
             number = self._probed.pop(0)
             self._probed.append(number)
             kind = self.kinds[number]

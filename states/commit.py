@@ -98,9 +98,7 @@ class Committer:
             blend=blend,
             trees=tuple(trees),
             work=batch.work,
-            choices=tuple(
-                [d.chooser.choice for d in self.drafter.parts if d.chooser and not d.waits]
-            ),
+            choices=self.drafter.choices,
         )
         ended = [branch for branch in branches if branch.finish is not None]
         if self.fold is not None:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from ..ops.draft.ngram import HostTree
     from ..ops.draft.sizes import RoundCosts
     from ..ops.kv.pool import KVCache
-    from ..ops.types import DraftRows, DraftWork, Proposal
+    from ..ops.types import DraftRows, DraftSize, DraftWork, Proposal
     from .layout import Layout
     from .request import Branch, Request
     from .request_table import RequestTable
@@ -86,11 +86,12 @@ class Drafter:
         self.model = context.model
         self.kv: Any = context.kv
         self._num_nodes: dict[int, int] = {}  # by number of branches
-        self._no_drafts: dict[int, Proposal] = {}  # by number of branches
+        self._no_drafts: dict[tuple[int, bool], Proposal] = {}  # by number of branches, candidates
         self.inbox: list[PendingRows] = []
         self.columns_F: Tensor | None = None
         self.chooser: Any = None  # of the sizes that are left open, or of drafters
         self.waits = False  # whether another drafter drafts in this round (`AutoDrafter`)
+        self.candidates = True  # whether its proposals ask for the target's best tokens
         self.memory: tuple[dict[int, Any], ...] = ()
         costs = context.costs
         if settings.chooses and costs is not None:
@@ -194,7 +195,8 @@ class Drafter:
         from ..ops.draft.proposals import pack
 
         device = self.context.layout.device
-        return pack([self.tree_(branch, nodes) for branch in branches], device)
+        trees = [self.tree_(branch, nodes) for branch in branches]
+        return pack(trees, device, candidates=self.candidates)
 
     def tree_(self, branch: Branch, nodes: int) -> HostTree:
         """A tree of at most `nodes` nodes."""
@@ -206,13 +208,16 @@ class Drafter:
 
         from ..ops.types import Proposal
 
-        if branches not in self._no_drafts:
+        key = branches, self.candidates
+        if key not in self._no_drafts:
             device = self.context.layout.device
             with torch.inference_mode(False):
                 none_S0 = torch.zeros(branches, 0, dtype=torch.int64, device=device)
                 nodes = none_S0, none_S0, none_S0, none_S0.bool(), none_S0.float()
-            self._no_drafts[branches] = Proposal(*nodes, levels=0, is_chain=True)
-        proposal = self._no_drafts[branches]
+            self._no_drafts[key] = Proposal(
+                *nodes, levels=0, is_chain=True, candidates=self.candidates
+            )
+        proposal = self._no_drafts[key]
         return proposal if work is None else replace(proposal, work=work)
 
     def num_nodes(self, branches: int) -> int:
@@ -267,6 +272,11 @@ class Drafter:
     def parts(self) -> tuple[Drafter, ...]:
         """Itself, or the drafters that it consists of."""
         return (self,)
+
+    @property
+    def choices(self) -> tuple[DraftSize, ...]:
+        """What was chosen for this round, if anything was left open."""
+        return () if self.chooser is None else (self.chooser.choice,)
 
     def queue(
         self, owner: int, position: int, tokens: Sequence[int], features_RF: Tensor | None = None
@@ -325,6 +335,10 @@ class TwoDrafters(Drafter):
     @property
     def parts(self) -> tuple[Drafter, ...]:
         return (*self.main.parts, *self.outlines.parts)
+
+    @property
+    def choices(self) -> tuple[DraftSize, ...]:
+        return (*self.main.choices, *self.outlines.choices)
 
     def reads(self) -> bool:
         return any(part.reads() for part in self.both)
@@ -388,6 +402,10 @@ class MixedDrafter(Drafter):
     @property
     def parts(self) -> tuple[Drafter, ...]:
         return (self.main, *self.others)
+
+    @property
+    def choices(self) -> tuple[DraftSize, ...]:
+        return tuple(choice for part in self.parts for choice in part.choices)
 
     def intake_(self, *, attention: str = "auto") -> Any:
         return self.main.intake_(attention=attention)

@@ -3,27 +3,28 @@ counted acceptance and measured times of whole rounds. All numbers are on the ho
 
 Kinds are numbers. Rounds of 1, 2 to 3, 4 to 7 ... branches are measured apart."""
 
-from collections import deque
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from math import exp, log, sqrt
-from statistics import fmean, median
 from time import perf_counter
 
 from ..types import DraftSize
 
-TIMES = 11  # last rounds of a kind that say what is usual
+TIMES = 11  # rounds after which a kind was often timed
+SETTLED = 8.0  # timed rounds of a kind, decayed, that say what is usual
+SHORTEST = 1e-6  # milliseconds; a clock may show none
 LONGEST = 2.0  # times the usual time: a longer round counts as this long
-DECAY = 0.97  # of the counts and times of a kind when it is counted again
-SHARE = 0.0015  # loss by trials of a kind that was often timed, as a share of the rounds
+DECAY = 0.97  # of the counts and times of a kind, for each round
+SHARE = 0.0004  # loss by trials of a kind that was often timed, as a share of the rounds
 LEAST = 16  # fewest rounds between two trials of a kind
 OPTIMISM = 0.5  # standard errors that a trial adds to the counted tokens
-FOLLOWED = 0.3  # part of a change of the times that counts as one of the machine's pace,
-SUDDEN = 1.5  # at most by this factor in a round
+FOLLOWED = 0.2  # part of a change of the times that counts as one of the machine's pace,
+SUDDEN = 1.5  # at most by this factor in a span
+TRIAL = 4  # rounds of a trial; HELD of a late kind
 HELD = 8  # rounds of the current kind from one decision to the next
 STAY = 0.98  # least rate of the current kind, relative to the fastest, that keeps it
 SLOWER = 0.85  # a kind is given up whose rate is surely below this part of the fastest one's
-UNTRIED = 0.5  # of the same where it has only the figures of another number of branches
+UNTRIED = 0.7  # of the same where it has only the figures of another number of branches
 SURELY = 2.0  # standard errors of its tokens
 
 
@@ -34,11 +35,11 @@ def _clipped(factor: float) -> float:
 @dataclass(slots=True)
 class KindRecord:
     """What rounds of one kind gave. weight, tokens, squares: decayed sums over its branches, of
-    one, of tokens, and of their squares. timed, spent: decayed sums of rounds and of milliseconds;
-    ms: their ratio. times: milliseconds of the last rounds; usual: the middle of them, from which
-    they differ equally in both directions; new: how many came after it. waited: rounds of others
-    since; known: how well its times are known, 0 to TIMES, from these or from another number of
-    branches."""
+    one, of tokens, and of their squares. timed, spent, logs: decayed sums over its rounds, of one,
+    of milliseconds, and of their logarithms; ms, usual: arithmetic and geometric mean. first: the
+    milliseconds of the first round after one of another kind, which are in no sum. waited: rounds
+    of others since; known: how well its times are known, 0 to TIMES, from these or from another
+    number of branches."""
 
     weight: float = 0.0
     tokens: float = 0.0
@@ -47,42 +48,42 @@ class KindRecord:
     known: int = 0
     timed: float = 0.0
     spent: float = 0.0
+    logs: float = 0.0
     ms: float = 0.0
     usual: float = 0.0
-    new: int = 0
-    times: deque[float] = field(default_factory=lambda: deque(maxlen=TIMES))
+    first: float = 0.0
 
-    def time_(self, ms: float, *, is_trial: bool) -> None:
-        self.times.append(ms)
-        self.known = min(self.known + 1, TIMES)
-        self.new += 1
-        if is_trial or self.new == HELD or len(self.times) < TIMES:
-            self.new = 0
-            middle = median(self.times)
-            self.usual = middle * exp(fmean([log(_clipped(ms / middle)) for ms in self.times]))
-        self.timed = DECAY * self.timed + 1
-        self.spent = DECAY * self.spent + min(ms, LONGEST * self.usual)
+    def time_(self, ms: float, rounds: int) -> None:
+        """Rounds of one span, of `ms` each."""
+        ms = max(ms, SHORTEST)
+        self.known = min(self.known + rounds, TIMES)
+        if self.timed >= SETTLED:
+            ms = min(ms, LONGEST * self.usual)
+        kept = DECAY**rounds
+        self.timed = kept * self.timed + rounds
+        self.spent = kept * self.spent + rounds * ms
+        self.logs = kept * self.logs + rounds * log(ms)
         self.ms = self.spent / self.timed
+        self.usual = exp(self.logs / self.timed)
 
-    def count_(self, tokens: Sequence[int]) -> None:
-        """Tokens that branches got from one target forward each."""
-        self.weight = DECAY * self.weight + len(tokens)
-        self.tokens = DECAY * self.tokens + sum(tokens)
-        self.squares = DECAY * self.squares + sum(count * count for count in tokens)
+    def count_(self, tokens: Sequence[int], rounds: int = 1) -> None:
+        """Tokens that branches got from one target forward each, in so many rounds."""
+        kept = DECAY**rounds
+        self.weight = kept * self.weight + len(tokens)
+        self.tokens = kept * self.tokens + sum(tokens)
+        self.squares = kept * self.squares + sum([count * count for count in tokens])
 
     @property
     def rate(self) -> float:
         """Expected tokens of a branch per millisecond of a round; 0 if they are not known."""
         return self.tokens / self.weight / self.ms if self.weight and self.ms > 0 else 0.0
 
-    def optimistic_rate(self, optimism: float, least_spread: float) -> float:
-        """The rate with `optimism` standard errors more tokens, whose variance is `least_spread` or
-        more."""
-        if not self.rate:
-            return 0.0
+    def optimistic(self, optimism: float, least_spread: float) -> float:
+        """Expected tokens of a branch and `optimism` standard errors more; their variance is
+        `least_spread` or more."""
         mean = self.tokens / self.weight
         spread = max(self.squares / self.weight - mean * mean, least_spread)
-        return (mean + optimism * sqrt(spread / self.weight)) / self.ms
+        return mean + optimism * sqrt(spread / self.weight)
 
 
 @dataclass(slots=True)
@@ -99,8 +100,11 @@ class KindRecords:
 
 
 class KindChooser:
-    """The kind of each round: `choose_` starts a round, `learn_` ends it. late: kinds whose first
-    round may read what was committed before; it is not timed, and their trials have two rounds.
+    """The kind of each round. `choose_` starts a span: rounds of the same branches that have one
+    kind. `continues_` starts its later rounds, and `learn_` ends each of them. The rounds of a span
+    are timed and counted together.
+
+    late: kinds whose first round reads what was committed before, so that a longer trial is better.
     choice: the kind's name, the size of its trees, and what is expected of the round; by_owner: as
     of `Chooser`, unused."""
 
@@ -113,52 +117,78 @@ class KindChooser:
         self.chosen = -1
         self.choice = DraftSize(0, 0, 0.0, 0.0)
         self.by_owner: dict[int, tuple[float, float]] = {}
-        self._left = 0  # rounds until the next decision
-        self._is_timed = False  # whether the time of this round says what the kind takes
         self._bits = 0
-        self._current = -1  # the kind of the last round that was not a trial
-        self._owners: Sequence[int] = ()
-        self._start = 0.0
+        self._current = -1  # the kind of the last span that was not a trial
+        self._owners: list[int] = []
+        self._left = 0  # rounds of the span that have not started
+        self._rounds = 0  # those that have,
+        self._untimed = 0  # the first of them if another kind was before,
+        self._tokens: list[int] = []  # and what their branches got
+        self._chosen_at = 0.0  # start of the first round,
+        self._start = 0.0  # of the first timed round
+        self._last = 0.0  # and of the last round
 
     @property
     def record(self) -> KindRecord:
         """Of the kind and the number of branches of this round."""
         return self.records.of[self._bits][self.chosen]
 
-    def choose_(self, owners: Sequence[int], *, is_late: bool = True) -> int:
-        """The kind for a round of these branches. The round before ends: it is timed, unless none
-        of its branches goes on, so that the time may be that of waiting. is_late: allow late kinds.
-        """
+    @property
+    def planned(self) -> int:
+        """Most rounds of the span that has started."""
+        return self._left + self._rounds
+
+    def continues_(self, owners: list[int]) -> bool:
+        """Whether a round of these branches continues the span, which then has a round more."""
+        if not self._left or owners != self._owners:
+            return False
+        self._left -= 1
+        self._last = perf_counter()
+        if self._rounds == self._untimed:
+            self._start = self._last
+        self._rounds += 1
+        return True
+
+    def choose_(self, owners: list[int], *, is_late: bool = True) -> int:
+        """The kind of the next span. is_late: allow late kinds."""
         now = perf_counter()
-        if self._is_timed and not set(owners).isdisjoint(self._owners):
-            self._time_(1e3 * (now - self._start))
-        before = self._bits, self.chosen
+        goes_on = not set(owners).isdisjoint(self._owners)  # else the program may have waited
+        before = self.chosen
+        self.finish_(now if goes_on else None)
         self._bits = len(owners).bit_length()
-        self._owners = owners
-        self._start = now
         if self._bits not in self.records.of:
             self.records.of[self._bits] = self._first_records()
-        self.records.rounds += 1
         records = self.records.of[self._bits]
-        self._left = self._left - 1 if before[0] == self._bits else 0
-        if self._left <= 0 or (self.chosen in self.late and not is_late):
-            kinds = [kind for kind in range(len(records)) if is_late or kind not in self.late]
-            self.chosen = self._next(records, kinds)
-            is_new = (self._bits, self.chosen) != before
-            self._left = self._rounds(self.chosen) if is_new else 1
-            if self.chosen == self._current:
-                self._left = HELD
-        self._is_timed = self.chosen == before[1] or self.chosen not in self.late
-        for kind, record in enumerate(records):
-            record.waited = 0 if kind == self.chosen else record.waited + 1
+        kinds = [kind for kind in range(len(records)) if is_late or kind not in self.late]
+        self.chosen = self._next(records, kinds)
+        is_short = self.chosen != self._current and self.chosen not in self.late
+        self._left = (TRIAL if is_short else HELD) - 1
+        self._untimed = int(self.chosen != before)
+        self._owners = owners
+        self._rounds = 1
+        self._chosen_at = self._start = self._last = now
         ms = records[self.chosen].ms * self.records.pace
         tokens = len(owners) * records[self.chosen].rate * records[self.chosen].ms
         self.choice = DraftSize(0, 0, tokens, ms, kind=self.names[self.chosen])
         return self.chosen
 
-    def _rounds(self, kind: int) -> int:
-        """Of a trial."""
-        return 2 if kind in self.late else 1
+    def finish_(self, now: float | None = None) -> None:
+        """End the span. now: the end of its last round; None if it is not known."""
+        rounds = self._rounds
+        if not rounds:
+            return
+        timed = rounds - self._untimed - (now is None)
+        if self._untimed and rounds > 1:
+            self.record.first = 1e3 * (self._start - self._chosen_at) / self.records.pace
+        if timed > 0:
+            end = self._last if now is None else now
+            self._time_(1e3 * (end - self._start) / timed, timed)
+        self.record.count_(self._tokens, rounds)
+        for kind, record in enumerate(self.records.of[self._bits]):
+            record.waited = 0 if kind == self.chosen else record.waited + rounds
+        self.records.rounds += rounds
+        self._rounds = self._left = 0
+        self._tokens = []
 
     def _first_records(self) -> list[KindRecord]:
         """Of a new number of branches: the figures of the nearest one, half as well known, those of
@@ -172,24 +202,25 @@ class KindChooser:
                 waited=0,
                 timed=0.0,
                 spent=0.0,
+                logs=0.0,
                 known=0 if kind in self.late else one.known // 2,
-                times=deque(maxlen=TIMES),
             )
             for kind, one in enumerate(self.records.of[nearest])
         ]
 
-    def _time_(self, ms: float) -> None:
-        """Time the kind of this round; times that others had with another number of branches change
+    def _time_(self, ms: float, rounds: int) -> None:
+        """Time the kind of this span; times that others had with another number of branches change
         in proportion."""
         ms /= self.records.pace
         record = self.record
-        if record.ms and not record.times:
+        if record.ms and not record.timed:
             factor = ms / record.ms
             for one in self.records.of[self._bits]:
-                one.ms *= 1.0 if one.times else factor
-        if len(record.times) == TIMES:
-            self.records.pace *= _clipped(ms / record.usual) ** FOLLOWED
-        record.time_(ms, is_trial=self.chosen != self._current)
+                one.ms *= 1.0 if one.timed else factor
+        if record.timed >= SETTLED:
+            followed = 1 - (1 - FOLLOWED) ** rounds
+            self.records.pace *= _clipped(ms / record.usual) ** followed
+        record.time_(ms, rounds)
 
     def _next(self, records: Sequence[KindRecord], kinds: Sequence[int]) -> int:
         """A kind that was never timed; else one that is due for a trial, the longest unused one
@@ -201,9 +232,12 @@ class KindChooser:
         fastest = max(kinds, key=rates.__getitem__)
         due = [kind for kind in kinds if kind != fastest and records[kind].waited >= LEAST]
         for kind in sorted(due, key=lambda kind: -records[kind].waited):
-            loss = 1 - records[kind].optimistic_rate(OPTIMISM, 0.1) / rates[fastest]
-            wait = loss * self._rounds(kind) / SHARE * (1 + records[kind].known) / (1 + TIMES)
-            if records[kind].waited >= wait:
+            record = records[kind]
+            rounds = HELD if kind in self.late else TRIAL
+            tokens = rounds * record.optimistic(OPTIMISM, 0.1)
+            loss = record.first + (rounds - 1) * record.ms - tokens / rates[fastest]
+            wait = loss / records[fastest].ms / SHARE * (1 + record.known) / (1 + TIMES)
+            if record.waited >= wait:
                 return kind
         if rates.get(self._current, 0.0) < STAY * rates[fastest]:
             self._current = fastest
@@ -211,19 +245,19 @@ class KindChooser:
 
     def is_surely_slower(self, kind: int) -> bool:
         """Whether a kind is surely slower than another one with every number of branches that is
-        usual: with which a kind was timed TIMES times."""
+        usual: with which a kind was timed often."""
         of = self.records.of.values()
-        usual = [records for records in of if any(len(one.times) == TIMES for one in records)]
+        usual = [records for records in of if any(one.timed >= SETTLED for one in records)]
         return bool(usual) and all(
-            0
-            < records[kind].optimistic_rate(SURELY, 1.0)
-            < (SLOWER if records[kind].times else UNTRIED) * max(one.rate for one in records)
+            records[kind].rate > 0
+            and records[kind].optimistic(SURELY, 1.0) / records[kind].ms
+            < (SLOWER if records[kind].timed else UNTRIED) * max(one.rate for one in records)
             for records in usual
         )
 
     def learn_(self, tokens: Sequence[int]) -> None:
         """Tokens that each branch of the round got."""
-        self.record.count_(tokens)
+        self._tokens += tokens
 
     def learn_of_(self, kind: int, tokens: int) -> None:
         """Tokens that a branch would have got from another kind."""

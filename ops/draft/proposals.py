@@ -62,7 +62,7 @@ class Drawing:
         return round_keys(key_R, root_R, depth_R, rank_R, role=CoinRole.DRAFT)
 
 
-def pack(trees: Sequence[HostTree], device: torch.device) -> Proposal:
+def pack(trees: Sequence[HostTree], device: torch.device, *, candidates: bool = True) -> Proposal:
     """The trees of all active branches, padded to the largest with invalid children of the root."""
     sizes = tuple(len(tree.tokens) for tree in trees)
     most = max(sizes, default=0)
@@ -77,7 +77,7 @@ def pack(trees: Sequence[HostTree], device: torch.device) -> Proposal:
     tokens_SN, parents_SN, depths_SN, valid_SN = torch.from_numpy(ints).to(device).unbind()
     levels = max((max(tree.depths, default=0) for tree in trees), default=0)
     drafts = tokens_SN, parents_SN, depths_SN, valid_SN.bool(), torch.from_numpy(scores).to(device)
-    return Proposal(*drafts, levels, sizes=sizes)
+    return Proposal(*drafts, levels, sizes=sizes, candidates=candidates)
 
 
 def join(proposals: Sequence[Proposal | None], places: Sequence[Sequence[int]]) -> Proposal:

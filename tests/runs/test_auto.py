@@ -40,7 +40,8 @@ def played(*sets: str, prompts: Sequence[Prompt] = PROMPTS) -> tuple[str, Meter,
 def in_turn(monkeypatch: pytest.MonkeyPatch, *kinds: int) -> None:
     """The kinds with these numbers have the rounds, in this order, again and again."""
     turns = cycle(kinds)
-    monkeypatch.setattr(kinds_file.KindChooser, "_rounds", lambda *_: 1)
+    monkeypatch.setattr(kinds_file, "HELD", 1)
+    monkeypatch.setattr(kinds_file, "TRIAL", 1)
     monkeypatch.setattr(KindChooser, "_next", lambda *_: next(turns))
 
 
