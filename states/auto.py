@@ -134,10 +134,11 @@ class AutoDrafter(Drafter):
     def _choose_(self, active: Sequence[Branch], owners: list[int]) -> None:
         """Choose the drafter of the next rounds, and what is done besides in the first of them."""
         is_read = all(branch.request.drafted for branch in active)
-        chosen = self.chooser.choose_(owners, is_late=is_read)
-        if self.kinds[chosen] is not self.used:
-            self._use_(self.kinds[chosen])
-        saved = SHARE * self.chooser.choice.ms * self.chooser.planned
+        rounds = self.chooser.choose_(owners, is_late=is_read)
+        used = self.kinds[self.chooser.chosen]
+        if used is not self.used:
+            self._use_(used)
+        saved = SHARE * self.chooser.choice.ms * rounds
         self._for_learning.saved += saved
         self._for_probes.saved += saved
         self._is_opening = self.chooser.records.rounds < OPENING

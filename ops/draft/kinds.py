@@ -13,14 +13,16 @@ from ..types import DraftSize
 TIMES = 11  # rounds after which a kind was often timed
 SETTLED = 8.0  # timed rounds of a kind, decayed, that say what is usual
 SHORTEST = 1e-6  # milliseconds; a clock may show none
-LONGEST = 2.0  # times the usual time: a longer round counts as this long
 DECAY = 0.97  # of the counts and times of a kind, for each round
+LONGEST = 1.4  # times the mean of its span: one round that is longer is left out
 SHARE = 0.0004  # loss by trials of a kind that was often timed, as a share of the rounds
 LEAST = 16  # fewest rounds between two trials of a kind
 OPTIMISM = 0.5  # standard errors that a trial adds to the counted tokens
 FOLLOWED = 0.2  # part of a change of the times that counts as one of the machine's pace,
 SUDDEN = 1.5  # at most by this factor in a span
 TRIAL = 4  # rounds of a trial; HELD of a late kind
+CLOSE = 0.1  # of the time between two trials, for a kind that seems as fast as the fastest one
+NEAR = 0.2  # gap to the fastest one that makes this time longer by all of it
 HELD = 8  # rounds of the current kind from one decision to the next
 STAY = 0.98  # least rate of the current kind, relative to the fastest, that keeps it
 SLOWER = 0.85  # a kind is given up whose rate is surely below this part of the fastest one's
@@ -57,8 +59,6 @@ class KindRecord:
         """Rounds of one span, of `ms` each."""
         ms = max(ms, SHORTEST)
         self.known = min(self.known + rounds, TIMES)
-        if self.timed >= SETTLED:
-            ms = min(ms, LONGEST * self.usual)
         kept = DECAY**rounds
         self.timed = kept * self.timed + rounds
         self.spent = kept * self.spent + rounds * ms
@@ -99,10 +99,28 @@ class KindRecords:
     refused: int = 0
 
 
+@dataclass(slots=True)
+class Span:
+    """Rounds of the same branches (`owners`) that have one kind. is_switch: they had another kind
+    before; is_apart: the first round takes longer than the others do. left: rounds that have not
+    started; starts: of those that have, in seconds; tokens: what their branches got."""
+
+    owners: list[int]
+    is_switch: bool
+    is_apart: bool
+    left: int
+    starts: list[float]
+    tokens: list[int] = field(default_factory=list)
+
+    def times(self, now: float | None) -> list[float]:
+        """Milliseconds of its rounds. now: the end of the last one; without it, it is left out."""
+        ends = self.starts[1:] if now is None else [*self.starts[1:], now]
+        return [1e3 * (end - start) for start, end in zip(self.starts, ends, strict=False)]
+
+
 class KindChooser:
-    """The kind of each round. `choose_` starts a span: rounds of the same branches that have one
-    kind. `continues_` starts its later rounds, and `learn_` ends each of them. The rounds of a span
-    are timed and counted together.
+    """The kind of each round. `choose_` starts a span of rounds, `continues_` each later round of
+    it, and `learn_` ends a round. The rounds of a span are timed and counted together.
 
     late: kinds whose first round reads what was committed before, so that a longer trial is better.
     choice: the kind's name, the size of its trees, and what is expected of the round; by_owner: as
@@ -119,40 +137,26 @@ class KindChooser:
         self.by_owner: dict[int, tuple[float, float]] = {}
         self._bits = 0
         self._current = -1  # the kind of the last span that was not a trial
-        self._owners: list[int] = []
-        self._left = 0  # rounds of the span that have not started
-        self._rounds = 0  # those that have,
-        self._untimed = 0  # the first of them if another kind was before,
-        self._tokens: list[int] = []  # and what their branches got
-        self._chosen_at = 0.0  # start of the first round,
-        self._start = 0.0  # of the first timed round
-        self._last = 0.0  # and of the last round
+        self._span = Span([], is_switch=False, is_apart=False, left=0, starts=[])
 
     @property
     def record(self) -> KindRecord:
         """Of the kind and the number of branches of this round."""
         return self.records.of[self._bits][self.chosen]
 
-    @property
-    def planned(self) -> int:
-        """Most rounds of the span that has started."""
-        return self._left + self._rounds
-
     def continues_(self, owners: list[int]) -> bool:
         """Whether a round of these branches continues the span, which then has a round more."""
-        if not self._left or owners != self._owners:
+        span = self._span
+        if not span.left or owners != span.owners:
             return False
-        self._left -= 1
-        self._last = perf_counter()
-        if self._rounds == self._untimed:
-            self._start = self._last
-        self._rounds += 1
+        span.left -= 1
+        span.starts.append(perf_counter())
         return True
 
     def choose_(self, owners: list[int], *, is_late: bool = True) -> int:
-        """The kind of the next span. is_late: allow late kinds."""
+        """Rounds of a new span, at most. is_late: allow late kinds."""
         now = perf_counter()
-        goes_on = not set(owners).isdisjoint(self._owners)  # else the program may have waited
+        goes_on = not set(owners).isdisjoint(self._span.owners)  # else the program may have waited
         before = self.chosen
         self.finish_(now if goes_on else None)
         self._bits = len(owners).bit_length()
@@ -162,33 +166,35 @@ class KindChooser:
         kinds = [kind for kind in range(len(records)) if is_late or kind not in self.late]
         self.chosen = self._next(records, kinds)
         is_short = self.chosen != self._current and self.chosen not in self.late
-        self._left = (TRIAL if is_short else HELD) - 1
-        self._untimed = int(self.chosen != before)
-        self._owners = owners
-        self._rounds = 1
-        self._chosen_at = self._start = self._last = now
+        rounds = TRIAL if is_short else HELD
+        is_apart = self.chosen != before
+        is_switch = goes_on and is_apart
+        self._span = Span(owners, is_switch, is_apart, left=rounds - 1, starts=[now])
         ms = records[self.chosen].ms * self.records.pace
         tokens = len(owners) * records[self.chosen].rate * records[self.chosen].ms
         self.choice = DraftSize(0, 0, tokens, ms, kind=self.names[self.chosen])
-        return self.chosen
+        return rounds
 
     def finish_(self, now: float | None = None) -> None:
         """End the span. now: the end of its last round; None if it is not known."""
-        rounds = self._rounds
+        span = self._span
+        rounds = len(span.starts)
         if not rounds:
             return
-        timed = rounds - self._untimed - (now is None)
-        if self._untimed and rounds > 1:
-            self.record.first = 1e3 * (self._start - self._chosen_at) / self.records.pace
-        if timed > 0:
-            end = self._last if now is None else now
-            self._time_(1e3 * (end - self._start) / timed, timed)
-        self.record.count_(self._tokens, rounds)
+        times = span.times(now)
+        if span.is_apart and times:
+            first = times.pop(0)
+            if span.is_switch:
+                self.record.first = first / self.records.pace
+        if len(times) > 1 and max(times) > LONGEST * sum(times) / len(times):
+            times.remove(max(times))  # the machine may have done other work
+        if times:
+            self._time_(sum(times) / len(times), len(times))
+        self.record.count_(span.tokens, rounds)
         for kind, record in enumerate(self.records.of[self._bits]):
             record.waited = 0 if kind == self.chosen else record.waited + rounds
         self.records.rounds += rounds
-        self._rounds = self._left = 0
-        self._tokens = []
+        self._span = replace(span, left=0, starts=[], tokens=[])
 
     def _first_records(self) -> list[KindRecord]:
         """Of a new number of branches: the figures of the nearest one, half as well known, those of
@@ -219,7 +225,9 @@ class KindChooser:
                 one.ms *= 1.0 if one.timed else factor
         if record.timed >= SETTLED:
             followed = 1 - (1 - FOLLOWED) ** rounds
-            self.records.pace *= _clipped(ms / record.usual) ** followed
+            change = _clipped(ms / record.usual) ** followed
+            self.records.pace *= change
+            ms /= change
         record.time_(ms, rounds)
 
     def _next(self, records: Sequence[KindRecord], kinds: Sequence[int]) -> int:
@@ -236,7 +244,9 @@ class KindChooser:
             rounds = HELD if kind in self.late else TRIAL
             tokens = rounds * record.optimistic(OPTIMISM, 0.1)
             loss = record.first + (rounds - 1) * record.ms - tokens / rates[fastest]
-            wait = loss / records[fastest].ms / SHARE * (1 + record.known) / (1 + TIMES)
+            gap = 1 - tokens / rounds / record.ms / rates[fastest]
+            patience = min(CLOSE + max(gap, 0.0) / NEAR, 1.0) * (1 + record.known) / (1 + TIMES)
+            wait = loss / records[fastest].ms / SHARE * patience
             if record.waited >= wait:
                 return kind
         if rates.get(self._current, 0.0) < STAY * rates[fastest]:
@@ -257,7 +267,7 @@ class KindChooser:
 
     def learn_(self, tokens: Sequence[int]) -> None:
         """Tokens that each branch of the round got."""
-        self._tokens += tokens
+        self._span.tokens += tokens
 
     def learn_of_(self, kind: int, tokens: int) -> None:
         """Tokens that a branch would have got from another kind."""
