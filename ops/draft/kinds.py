@@ -15,6 +15,7 @@ SETTLED = 8.0  # timed rounds of a kind, decayed, that say what is usual
 SHORTEST = 1e-6  # milliseconds; a clock may show none
 DECAY = 0.97  # of the counts and times of a kind, for each round
 LONGEST = 1.4  # times the mean of its span: one round that is longer is left out
+STALE = 0.998  # of the times of a kind, for each round of others
 SHARE = 0.0004  # loss by trials of a kind that was often timed, as a share of the rounds
 LEAST = 16  # fewest rounds between two trials of a kind
 OPTIMISM = 0.5  # standard errors that a trial adds to the counted tokens
@@ -59,7 +60,7 @@ class KindRecord:
         """Rounds of one span, of `ms` each."""
         ms = max(ms, SHORTEST)
         self.known = min(self.known + rounds, TIMES)
-        kept = DECAY**rounds
+        kept = DECAY**rounds * STALE**self.waited
         self.timed = kept * self.timed + rounds
         self.spent = kept * self.spent + rounds * ms
         self.logs = kept * self.logs + rounds * log(ms)
