@@ -23,7 +23,9 @@ OPENING = 32  # first rounds of a session, from which every drafter learns
 SHARE = 0.002  # of the time, for drafters without the round to learn in, and for unverified trees
 CANDIDATES = 2.0  # time of learning with the target's part of it, relative to the host's
 PROBES = 4  # most unverified trees at once
-AGAIN = 32  # requests of which one is read by a head that is surely slower
+AGAIN = 32  # requests of which one is read by a head that is surely slower,
+SELDOM = 4  # or by one that saves less than reading all of them may cost,
+READING = 0.06  # as a share of the time
 
 
 class Probe(NamedTuple):
@@ -58,7 +60,8 @@ class AutoDrafter(Drafter):
     """A main drafter and others, which have no model. All of them follow the text: the main one
     reads a prompt at once, and the rows of rounds without it when it drafts again (`kept`); those
     that keep the target's best tokens do so in the rounds of others as far as it costs little.
-    While the main one is surely slower, it reads and drafts for one of AGAIN requests only.
+    While the main one is surely slower, it reads and drafts for one of AGAIN requests only; for
+    one of SELDOM if the rounds in which it is the fastest are few.
 
     What the others would have gained is known without a forward: now and then one of them drafts
     a tree that is not verified, but compared with the tokens that follow (`Probe`)."""
@@ -103,10 +106,11 @@ class AutoDrafter(Drafter):
         self._learners = [part for kind, part in self.learners if kind not in slow]
         self._probed = [kind for kind in self.probed if kind not in slow]
         self._use_(self.used)
-        if self.head.kv is None or 0 not in slow:
+        if self.head.kv is None:
             return True
         records = self.chooser.records
-        records.refused = (records.refused + 1) % AGAIN
+        again = SELDOM if self.chooser.gain(0) < READING else 1
+        records.refused = (records.refused + 1) % (AGAIN if 0 in slow else again)
         return not records.refused
 
     def intake_(self, *, attention: str = "auto") -> Any:

@@ -80,8 +80,8 @@ class KindRecord:
         return self.tokens / self.weight / self.ms if self.weight and self.ms > 0 else 0.0
 
     def optimistic(self, optimism: float, least_spread: float) -> float:
-        """Expected tokens of a branch and `optimism` standard errors more; their variance is
-        `least_spread` or more."""
+        """Expected tokens of a branch and `optimism` standard errors more (below 0: less); their
+        variance is `least_spread` or more."""
         mean = self.tokens / self.weight
         spread = max(self.squares / self.weight - mean * mean, least_spread)
         return mean + optimism * sqrt(spread / self.weight)
@@ -91,12 +91,13 @@ class KindRecord:
 class KindRecords:
     """What all runs of a session count. of: by the number of bits of the number of branches;
     pace: the time of a round of any kind now, relative to the recorded times, since other programs
-    may slow the machine down. rounds: of all kinds; refused: requests since a late kind was last
-    allowed."""
+    may slow the machine down. rounds, spent: of all kinds, and their milliseconds by number of
+    branches, as in `of`; refused: requests since a late kind was last allowed."""
 
     of: dict[int, list[KindRecord]] = field(default_factory=dict)
     pace: float = 1.0
     rounds: int = 0
+    spent: dict[int, float] = field(default_factory=dict)
     refused: int = 0
 
 
@@ -183,6 +184,7 @@ class KindChooser:
         if not rounds:
             return
         times = span.times(now)
+        self.records.spent[self._bits] = self.records.spent.get(self._bits, 0.0) + sum(times)
         if span.is_apart and times:
             first = times.pop(0)
             if span.is_switch:
@@ -262,9 +264,21 @@ class KindChooser:
         return bool(usual) and all(
             records[kind].rate > 0
             and records[kind].optimistic(SURELY, 1.0) / records[kind].ms
-            < (SLOWER if records[kind].timed else UNTRIED) * max(one.rate for one in records)
+            < (SLOWER if records[kind].timed else UNTRIED)
+            * max(one.optimistic(-SURELY, 0.0) / one.ms for one in records if one.rate)
             for records in usual
         )
+
+    def gain(self, kind: int) -> float:
+        """The share of the time that is saved if a kind has all rounds in which it is the fastest;
+        1 if it is not known."""
+        saved = 0.0
+        for bits, spent in self.records.spent.items():
+            records = self.records.of[bits]
+            rate = records[kind].rate
+            others = max(one.rate for one in records if one is not records[kind])
+            saved += spent * max(1 - others / rate if rate else 1.0, 0.0)
+        return saved / sum(self.records.spent.values()) if saved else float(not self.records.spent)
 
     def learn_(self, tokens: Sequence[int]) -> None:
         """Tokens that each branch of the round got."""

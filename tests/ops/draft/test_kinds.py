@@ -146,6 +146,17 @@ def test_a_late_kind_that_was_clearly_slower_is_surely_slower(clock: list[float]
     assert not chooser.is_surely_slower(0), "it is the best for four branches"
 
 
+def test_the_gain_of_a_kind_counts_the_rounds_in_which_it_is_the_fastest(
+    clock: list[float],
+) -> None:
+    chooser = KindChooser(NAMES, KindRecords())
+    assert chooser.gain(0) == 1.0, "nothing is known"
+    play(chooser, clock, (10.0, 30.0, 5.0), (4, 1, 1), rounds=300)
+    assert chooser.gain(0) == pytest.approx(0.5, abs=0.01) and chooser.gain(2) == 0.0
+    play(chooser, clock, (30.0, 30.0, 5.0), (4, 1, 1), rounds=900, branches=4)
+    assert 0.0 < chooser.gain(0) < 0.25, "the slower, the more of the time is with four branches"
+
+
 def test_a_kind_that_is_hardly_slower_stays(clock: list[float]) -> None:
     played = play(KindChooser(NAMES, KindRecords()), clock, (5.05, 5.0, 9.0), (1, 1, 1), rounds=200)
     assert played.count("table") > 150
