@@ -14,7 +14,7 @@ from .graph.drafter_settings import nodes_for
 if TYPE_CHECKING:
     from ..ops.draft.gamma import GammaRecord
     from ..ops.draft.ngram import HostTree
-    from ..ops.types import DraftRows, DraftSize, Proposal
+    from ..ops.types import DraftRows, Proposal
     from .request import Branch, Request
     from .round import CommittedRows, RoundResult
 
@@ -60,8 +60,8 @@ class AutoDrafter(Drafter):
     """A main drafter and others, which have no model. All of them follow the text: the main one
     reads a prompt at once, and the rows of rounds without it when it drafts again (`kept`); those
     that keep the target's best tokens do so in the rounds of others as far as it costs little.
-    While the main one is surely slower, it reads and drafts for one of AGAIN requests only; for
-    one of SELDOM if the rounds in which it is the fastest are few.
+    The main one reads and drafts for one of AGAIN requests while it is surely slower, and for one
+    of SELDOM while it saves little.
 
     What the others would have gained is known without a forward: now and then one of them drafts
     a tree that is not verified, but compared with the tokens that follow (`Probe`)."""
@@ -96,10 +96,6 @@ class AutoDrafter(Drafter):
     @property
     def parts(self) -> tuple[Drafter, ...]:
         return self.every
-
-    @property
-    def choices(self) -> tuple[DraftSize, ...]:
-        return (self.chooser.choice, *self.used.choices)
 
     def reads(self) -> bool:
         slow = {kind for kind in range(len(self.kinds)) if self.chooser.is_surely_slower(kind)}
@@ -156,7 +152,7 @@ class AutoDrafter(Drafter):
         self.used.candidates = bool(others) or self._learns or not self.learners
 
     def _use_(self, used: Drafter) -> None:
-        """A kind has the rounds from now on; the others wait."""
+        """Let a kind draft in the next rounds; the others wait."""
         self.used = used
         self._learns = any(part.learns for part in used.parts)
         self._others = [part for part in self._learners if part not in used.parts]

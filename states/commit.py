@@ -98,7 +98,9 @@ class Committer:
             blend=blend,
             trees=tuple(trees),
             work=batch.work,
-            choices=self.drafter.choices,
+            choices=tuple(
+                [d.chooser.choice for d in self.drafter.parts if d.chooser and not d.waits]
+            ),
         )
         ended = [branch for branch in branches if branch.finish is not None]
         if self.fold is not None:

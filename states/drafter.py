@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from ..ops.draft.ngram import HostTree
     from ..ops.draft.sizes import RoundCosts
     from ..ops.kv.pool import KVCache
-    from ..ops.types import DraftRows, DraftSize, DraftWork, Proposal
+    from ..ops.types import DraftRows, DraftWork, Proposal
     from .layout import Layout
     from .request import Branch, Request
     from .request_table import RequestTable
@@ -273,11 +273,6 @@ class Drafter:
         """Itself, or the drafters that it consists of."""
         return (self,)
 
-    @property
-    def choices(self) -> tuple[DraftSize, ...]:
-        """What was chosen for this round, if anything was left open."""
-        return () if self.chooser is None else (self.chooser.choice,)
-
     def queue(
         self, owner: int, position: int, tokens: Sequence[int], features_RF: Tensor | None = None
     ) -> None:
@@ -335,10 +330,6 @@ class TwoDrafters(Drafter):
     @property
     def parts(self) -> tuple[Drafter, ...]:
         return (*self.main.parts, *self.outlines.parts)
-
-    @property
-    def choices(self) -> tuple[DraftSize, ...]:
-        return (*self.main.choices, *self.outlines.choices)
 
     def reads(self) -> bool:
         return any(part.reads() for part in self.both)
@@ -402,10 +393,6 @@ class MixedDrafter(Drafter):
     @property
     def parts(self) -> tuple[Drafter, ...]:
         return (self.main, *self.others)
-
-    @property
-    def choices(self) -> tuple[DraftSize, ...]:
-        return tuple(choice for part in self.parts for choice in part.choices)
 
     def intake_(self, *, attention: str = "auto") -> Any:
         return self.main.intake_(attention=attention)

@@ -57,7 +57,7 @@ class KindRecord:
     first: float = 0.0
 
     def time_(self, ms: float, rounds: int) -> None:
-        """Rounds of one span, of `ms` each."""
+        """Add the rounds of one span, of `ms` each."""
         ms = max(ms, SHORTEST)
         self.known = min(self.known + rounds, TIMES)
         kept = DECAY**rounds * STALE**self.waited
@@ -68,7 +68,7 @@ class KindRecord:
         self.usual = exp(self.logs / self.timed)
 
     def count_(self, tokens: Sequence[int], rounds: int = 1) -> None:
-        """Tokens that branches got from one target forward each, in so many rounds."""
+        """Add the tokens that branches got from one target forward each, in so many rounds."""
         kept = DECAY**rounds
         self.weight = kept * self.weight + len(tokens)
         self.tokens = kept * self.tokens + sum(tokens)
@@ -125,8 +125,7 @@ class KindChooser:
     it, and `learn_` ends a round. The rounds of a span are timed and counted together.
 
     late: kinds whose first round reads what was committed before, so that a longer trial is better.
-    choice: the kind's name, the size of its trees, and what is expected of the round; by_owner: as
-    of `Chooser`, unused."""
+    choice: the kind's name, the size of its trees, and what is expected of the round."""
 
     def __init__(
         self, names: Sequence[str], records: KindRecords, late: Collection[int] = ()
@@ -136,7 +135,6 @@ class KindChooser:
         self.late = late
         self.chosen = -1
         self.choice = DraftSize(0, 0, 0.0, 0.0)
-        self.by_owner: dict[int, tuple[float, float]] = {}
         self._bits = 0
         self._current = -1  # the kind of the last span that was not a trial
         self._span = Span([], is_switch=False, is_apart=False, left=0, starts=[])
@@ -147,7 +145,7 @@ class KindChooser:
         return self.records.of[self._bits][self.chosen]
 
     def continues_(self, owners: list[int]) -> bool:
-        """Whether a round of these branches continues the span, which then has a round more."""
+        """Whether the next round, of these branches, belongs to the span; it has started then."""
         span = self._span
         if not span.left or owners != span.owners:
             return False
@@ -156,7 +154,7 @@ class KindChooser:
         return True
 
     def choose_(self, owners: list[int], *, is_late: bool = True) -> int:
-        """Rounds of a new span, at most. is_late: allow late kinds."""
+        """Start a span; returns how many rounds it has at most. is_late: allow late kinds."""
         now = perf_counter()
         goes_on = not set(owners).isdisjoint(self._span.owners)  # else the program may have waited
         before = self.chosen
@@ -270,15 +268,18 @@ class KindChooser:
         )
 
     def gain(self, kind: int) -> float:
-        """The share of the time that is saved if a kind has all rounds in which it is the fastest;
-        1 if it is not known."""
+        """The share of the time that is saved if a kind drafts in all rounds in which it is the
+        fastest; 1 if nothing is known."""
+        total = sum(self.records.spent.values())
+        if not total:
+            return 1.0
         saved = 0.0
         for bits, spent in self.records.spent.items():
             records = self.records.of[bits]
             rate = records[kind].rate
             others = max(one.rate for one in records if one is not records[kind])
             saved += spent * max(1 - others / rate if rate else 1.0, 0.0)
-        return saved / sum(self.records.spent.values()) if saved else float(not self.records.spent)
+        return saved / total
 
     def learn_(self, tokens: Sequence[int]) -> None:
         """Tokens that each branch of the round got."""
