@@ -18,6 +18,7 @@ from specsot.ops.draft.ngram import HostTree
 from specsot.ops.draft.recycle import RecycleTable
 from specsot.states import auto as auto_file
 from specsot.states.auto import matched
+from specsot.states.drafters.recycle import RecycleDrafter
 from specsot.states.yaml.source import GraphError
 
 PROMPTS = [Prompt("1", "Tell me about honey bees."), Prompt("2", "Plan a weekend camping trip.")]
@@ -85,18 +86,24 @@ def test_a_drafter_reads_the_rounds_without_it_before_it_drafts_again(
 
 
 def test_candidates_are_kept_of_rounds_of_other_drafters(monkeypatch: pytest.MonkeyPatch) -> None:
-    in_turn(monkeypatch, 0)
+    monkeypatch.setattr(KindChooser, "_next", lambda *_: 0)
     monkeypatch.setattr(auto_file, "SHARE", 0.0)
     put: list[Any] = []
     monkeypatch.setattr(RecycleTable, "put_", lambda *known, **_: put.append(known))
+    learn = RecycleDrafter.learn
+    rounds: list[Any] = []
+    monkeypatch.setattr(
+        RecycleDrafter, "learn", lambda *all_: (rounds.append(all_), learn(*all_))[1]
+    )
     counts = []
     for opening in (1000, 0):  # later, as far as it costs little
         put.clear()
+        rounds.clear()
         monkeypatch.setattr(auto_file, "OPENING", opening)
         _, meter, _ = played(f"drafter={{kind: eagle3, {HEAD}, or: [recycle]}}")
         counts.append(len(put))
     assert counts[0] >= meter.drafted + meter.lengths.total(), "every row of every round"
-    assert 0 < counts[1] < counts[0] / 2
+    assert 0 < counts[1] < counts[0] / 2 and len(rounds) == 1
 
 
 @pytest.mark.parametrize("layout", ["bim", "batching", "paged"])
