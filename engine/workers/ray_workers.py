@@ -38,7 +38,7 @@ from .link import SECRET_BYTES, Connection, Pipe, WorkerListener, WorkerSource, 
 from .protocol import Load, ProtocolError, Start, encode, summed
 
 HEAD_DEADLINE = 60.0  # seconds that Ray has to start
-HEAD_END_DEADLINE = 6.0  # seconds that its processes have to end by themselves
+HEAD_END_DEADLINE = 6.0  # seconds that its processes have to end, and again once killed
 HEAD_POLL_INTERVAL = 0.1
 HEAD_TRIES = 2
 FOLDER_PREFIX = "specsot-"
@@ -173,9 +173,13 @@ def end_cluster(cluster: StandingCluster) -> None:
 
 
 def kill_processes(folder: str) -> None:
-    for pid in _processes_of(folder):
-        with suppress(OSError):
-            os.kill(pid, signal.SIGKILL)
+    """Kill the processes of a cluster, and wait for their end: the kernel ends them later."""
+    deadline = monotonic() + HEAD_END_DEADLINE
+    while (pids := _processes_of(folder)) and monotonic() < deadline:
+        for pid in pids:
+            with suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
+        sleep(HEAD_POLL_INTERVAL)
 
 
 def remove_folder(folder: str) -> None:
