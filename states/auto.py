@@ -39,7 +39,7 @@ class Probe(NamedTuple):
 
 class Allowance:
     """Milliseconds for work besides the rounds. It is due when as many are saved as it took last
-    time."""
+    time, or several times as many."""
 
     def __init__(self) -> None:
         self.saved = 0.0
@@ -50,8 +50,8 @@ class Allowance:
         return self.saved >= self.cost
 
     def spend_(self, start: float, factor: float = 1.0) -> None:
-        """The work has been done since `start` (of `perf_counter`); factor: its whole cost,
-        relative to this time."""
+        """The work has been done since `start` (of `perf_counter`); factor: how many times as much
+        is saved for the next one."""
         self.cost = factor * 1e3 * (perf_counter() - start)
         self.saved = 0.0
 
@@ -81,8 +81,8 @@ class AutoDrafter(Drafter):
         self._observing = [kind for kind in others if type(kind).observe is not Drafter.observe]
         pairs = enumerate(self.kinds)
         self.learners = [(n, part) for n, kind in pairs for part in kind.parts if part.learns]
-        self._learners = [part for _, part in self.learners]  # that are not surely slower
-        self._learning: list[Drafter] = []  # in this round, besides the drafter of the round
+        self._learners = [*self.learners]  # that are not surely slower
+        self._learning: list[tuple[int, Drafter]] = []  # of them, in this round
         self._is_opening = True
         self._may_probe = False
         self._for_learning = Allowance()
@@ -99,11 +99,11 @@ class AutoDrafter(Drafter):
 
     def reads(self) -> bool:
         slow = {kind for kind in range(len(self.kinds)) if self.chooser.is_surely_slower(kind)}
-        self._learners = [part for kind, part in self.learners if kind not in slow]
+        self._learners = [pair for pair in self.learners if pair[0] not in slow]
         self._probed = [kind for kind in self.probed if kind not in slow]
         self._use_(self.used)
-        if self.head.kv is None:
-            return True
+        if self.head.kv is None or self._observing:
+            return self.main.reads() or bool(self._observing)
         records = self.chooser.records
         again = SELDOM if self.chooser.gain(0) < READING else 1
         records.refused = (records.refused + 1) % (AGAIN if 0 in slow else again)
@@ -126,9 +126,10 @@ class AutoDrafter(Drafter):
             rows = self.main.intake_(attention=attention)
             unread = None if isinstance(rows, tuple) else rows
         batch = self.used.intake_(attention=attention)
-        size = self.used.num_nodes(len(active)) if self.used.settings.drafts else 0
-        if size != self.chooser.choice.size:
-            self.chooser.choice = self.chooser.choice._replace(size=size)
+        if self.used.settings.drafts:
+            size = self.used.num_nodes(len(active))
+            if size != self.chooser.choice.size:
+                self.chooser.choice = self.chooser.choice._replace(size=size)
         return unread, batch
 
     def _choose_(self, active: Sequence[Branch], owners: list[int]) -> None:
@@ -146,7 +147,7 @@ class AutoDrafter(Drafter):
         self._learn_with_(self._others if is_due else [])
         self._may_probe = self._for_probes.is_due
 
-    def _learn_with_(self, others: list[Drafter]) -> None:
+    def _learn_with_(self, others: list[tuple[int, Drafter]]) -> None:
         """The drafters that learn in a round besides its own."""
         self._learning = others
         self.used.candidates = bool(others) or self._learns or not self.learners
@@ -155,7 +156,7 @@ class AutoDrafter(Drafter):
         """Let a kind draft in the next rounds; the others wait."""
         self.used = used
         self._learns = any(part.learns for part in used.parts)
-        self._others = [part for part in self._learners if part not in used.parts]
+        self._others = [pair for pair in self._learners if pair[1] not in used.parts]
         for kind in self.kinds:
             for part in kind.parts:
                 part.waits = kind is not used
@@ -180,10 +181,6 @@ class AutoDrafter(Drafter):
     def observe(self, rows: CommittedRows) -> None:
         for kind in self._observing:
             kind.observe(rows)
-        table = self.context.table
-        request = table.open[rows.owner] if rows.branch is None else rows.branch.request
-        if not request.drafted:
-            return
         self.kept.append(rows)
         waits = self.head.waits and rows.is_path and self.head.kv is not None
         if not waits or len(self.kept) >= KEPT:
@@ -209,9 +206,10 @@ class AutoDrafter(Drafter):
     ) -> tuple[GammaRecord, ...]:
         if self._learning and branches:
             start = perf_counter()
-            for part in self._learning:
+            for _, part in self._learning:
                 part.learn(branches, result, paths)
-            self._for_learning.spend_(start, CANDIDATES)
+            rarity = min(self.chooser.rarity(kind) for kind, _ in self._learning)
+            self._for_learning.spend_(start, CANDIDATES * rarity)
             if not self._is_opening:
                 self._learn_with_([])
         if branches:
@@ -243,7 +241,7 @@ class AutoDrafter(Drafter):
             if kind.waits and not branch.ended:
                 start = perf_counter()
                 tree = kind.tree_(branch, nodes_for(kind.settings.offered, len(branches)))
-                self._for_probes.spend_(start)
+                self._for_probes.spend_(start, self.chooser.rarity(number))
                 self._probes.append(Probe(number, branch, size=branch.size, tree=tree))
 
 

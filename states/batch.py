@@ -22,17 +22,18 @@ class BatchBuilder:
         """The batch of the active branches' trees, if any, and of all that starts in the step."""
         newcomers, spans = ([], []) if step is None else self.start_(step)
         trees = None if proposal is None else self.trees(proposal)
-        placed = self.layout.place_(self.kv_cache.pools[0], trees, spans)
         ran = [] if proposal is None else self.table.active
+        requests = [self.table.open[span.request] for span in spans]
+        tapped = any(branch.request.drafted for branch in ran)
+        tapped = tapped or any(request.drafted for request in requests)
+        placed = self.layout.place_(self.kv_cache.pools[0], trees, spans, tapped=tapped)
         drawing = [*ran, *[span.branch for span in spans if span.branch and span.draws]]
         sampled = [branch for branch in drawing if not branch.request.sampling.plain]
         sampler = self.kv_cache.samplers.of(drawing) if sampled else None
         blend = None if self.kv_cache.blend is None else self.kv_cache.blend.rows(spans, placed)
         rows = placed.rows
-        drafted = [branch.request.drafted for branch in ran]
-        drafted += [self.table.open[span.request].drafted for span in spans]
-        if sampler is not None or blend is not None or not any(drafted):
-            rows = replace(rows, sampler=sampler, blend=blend, tapped=any(drafted))
+        if sampler is not None or blend is not None:
+            rows = replace(rows, sampler=sampler, blend=blend)
         return Batch(
             rows=rows,
             placed=placed,

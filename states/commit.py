@@ -153,7 +153,11 @@ class Committer:
         owner: int = NO_SEGMENT,
         is_path: bool = False,
     ) -> None:
-        """Show committed rows to the drafter and the fold; owner: of rows without a branch."""
+        """Show committed rows to the drafter, if it reads the request, and to the fold; owner: of
+        rows without a branch."""
+        request = self.kv_cache.table.open[owner] if branch is None else branch.request
+        if not request.drafted and self.fold is None:
+            return
         prefix = owner = owner if branch is None else branch.owner
         if branch is not None and position == branch.start:
             prefix = branch.request.prefix_owner
@@ -171,7 +175,8 @@ class Committer:
             is_path=is_path,
             branch=branch,
         )
-        if branch is None or runs or branch.is_root or branch.stays:  # later rows read these
+        # Later rows read those of a prefix, and of branches that run or stay.
+        if request.drafted and (branch is None or runs or branch.is_root or branch.stays):
             self.drafter.observe(committed)
         if branch is not None and self.fold is not None:
             self.fold.remember_(branch, committed)

@@ -141,8 +141,9 @@ class Drafter:
     # -- a round ----------------------------------------------------------------------------------
 
     def reads(self) -> bool:
-        """Whether it reads the rows of a request that starts now, and may draft for it."""
-        return True
+        """Whether it reads the rows of a request that starts now; only then one with a model drafts
+        for it."""
+        return type(self).observe is not Drafter.observe
 
     def serves(self, branch: Branch) -> bool:
         is_read = self.kv is None or branch.request.drafted

@@ -137,7 +137,9 @@ class Layout:
     ) -> AlignmentState | ContinuousDecodingState | None:
         return None
 
-    def place_(self, kv: KVCache, trees: Trees | None, spans: Sequence[Span]) -> PlacedRows:
+    def place_(
+        self, kv: KVCache, trees: Trees | None, spans: Sequence[Span], *, tapped: bool = True
+    ) -> PlacedRows:
         """Allocate slots for all rows of a forward and lay the rows out, trees first."""
         shared = trees.proposal.shared or None if trees is not None and self.packed else None
         # The host knows trees of roots only completely.
@@ -162,7 +164,8 @@ class Layout:
                 tips.append(int(flat_Cn[0, -1]))
             first = copies.stop
         fresh = packed.all_slots[: sum(packed.sizes[:num_trees])]
-        rows = self._plain_rows(kv, packed, tips=tips, num_trees=0 if is_bare else num_trees)
+        num_drafted = 0 if is_bare else num_trees
+        rows = self._plain_rows(kv, packed, tips=tips, num_trees=num_drafted, tapped=tapped)
         if trees is not None:
             if is_bare:
                 index_S1 = packed.index[: len(fresh), None]
@@ -213,7 +216,13 @@ class Layout:
         ]
 
     def _plain_rows(
-        self, kv: KVCache, packed: PackedQueries, *, tips: Sequence[int], num_trees: int = 0
+        self,
+        kv: KVCache,
+        packed: PackedQueries,
+        *,
+        tips: Sequence[int],
+        num_trees: int = 0,
+        tapped: bool = True,
     ) -> Rows:
         """All rows of a forward without tree fields; num_trees: first runs with drafted nodes."""
         segments = {UNKNOWN}
@@ -243,6 +252,7 @@ class Layout:
             nodes_ST=nodes_ST,
             ancestors_STT=ancestors_STT,
             tips_R=tensor(tips, self.device),
+            tapped=tapped,
         )
 
     def sequences(self, packed: PackedQueries, num_trees: int) -> tuple[QuerySequence, ...]:

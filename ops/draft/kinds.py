@@ -19,9 +19,10 @@ STALE = 0.998  # of the times of a kind, for each round of others
 SHARE = 0.0004  # loss by trials of a kind that was often timed, as a share of the rounds
 LEAST = 16  # fewest rounds between two trials of a kind
 OPTIMISM = 0.5  # standard errors that a trial adds to the counted tokens
-FOLLOWED = 0.2  # part of a change of the times that counts as one of the machine's pace,
+FOLLOWED = 0.3  # part of a change of the times that counts as one of the machine's pace,
 SUDDEN = 1.5  # at most by this factor in a span
-TRIAL = 4  # rounds of a trial; HELD of a late kind
+TRIAL = 4  # rounds of a trial,
+LATE = 6  # of a late kind
 CLOSE = 0.1  # of the time between two trials, for a kind that seems as fast as the fastest one
 NEAR = 0.2  # gap to the fastest one that makes this time longer by all of it
 HELD = 8  # rounds of the current kind from one decision to the next
@@ -29,6 +30,7 @@ STAY = 0.98  # least rate of the current kind, relative to the fastest, that kee
 SLOWER = 0.85  # a kind is given up whose rate is surely below this part of the fastest one's
 UNTRIED = 0.7  # of the same where it has only the figures of another number of branches
 SURELY = 2.0  # standard errors of its tokens
+SELDOM = 0.05  # gap to the fastest one that halves how often a kind that waits follows the text
 
 
 def _clipped(factor: float) -> float:
@@ -122,7 +124,8 @@ class Span:
 
 class KindChooser:
     """The kind of each round. `choose_` starts a span of rounds, `continues_` each later round of
-    it, and `learn_` ends a round. The rounds of a span are timed and counted together.
+    it, and `learn_` ends a round. The rounds of a span are timed and counted together. Where kinds
+    change, the difference of their times is theirs; else it is a change of the machine's pace.
 
     late: kinds whose first round reads what was committed before, so that a longer trial is better.
     choice: the kind's name, the size of its trees, and what is expected of the round."""
@@ -165,8 +168,7 @@ class KindChooser:
         records = self.records.of[self._bits]
         kinds = [kind for kind in range(len(records)) if is_late or kind not in self.late]
         self.chosen = self._next(records, kinds)
-        is_short = self.chosen != self._current and self.chosen not in self.late
-        rounds = TRIAL if is_short else HELD
+        rounds = HELD if self.chosen == self._current else self._trial(self.chosen)
         is_apart = self.chosen != before
         is_switch = goes_on and is_apart
         self._span = Span(owners, is_switch, is_apart, left=rounds - 1, starts=[now])
@@ -224,7 +226,7 @@ class KindChooser:
             factor = ms / record.ms
             for one in self.records.of[self._bits]:
                 one.ms *= 1.0 if one.timed else factor
-        if record.timed >= SETTLED:
+        if record.timed >= SETTLED and not self._span.is_switch:
             followed = 1 - (1 - FOLLOWED) ** rounds
             change = _clipped(ms / record.usual) ** followed
             self.records.pace *= change
@@ -242,7 +244,7 @@ class KindChooser:
         due = [kind for kind in kinds if kind != fastest and records[kind].waited >= LEAST]
         for kind in sorted(due, key=lambda kind: -records[kind].waited):
             record = records[kind]
-            rounds = HELD if kind in self.late else TRIAL
+            rounds = self._trial(kind)
             tokens = rounds * record.optimistic(OPTIMISM, 0.1)
             loss = record.first + (rounds - 1) * record.ms - tokens / rates[fastest]
             gap = 1 - tokens / rounds / record.ms / rates[fastest]
@@ -253,6 +255,10 @@ class KindChooser:
         if rates.get(self._current, 0.0) < STAY * rates[fastest]:
             self._current = fastest
         return self._current
+
+    def _trial(self, kind: int) -> int:
+        """Rounds of a trial."""
+        return LATE if kind in self.late else TRIAL
 
     def is_surely_slower(self, kind: int) -> bool:
         """Whether a kind is surely slower than another one with every number of branches that is
@@ -280,6 +286,13 @@ class KindChooser:
             others = max(one.rate for one in records if one is not records[kind])
             saved += spent * max(1 - others / rate if rate else 1.0, 0.0)
         return saved / total
+
+    def rarity(self, kind: int) -> float:
+        """How many times less often than the fastest kind it should follow the text: its gap to the
+        fastest one, with the number of branches of this round, in parts of SELDOM, and 1 more."""
+        records = self.records.of[self._bits]
+        fastest = max([one.rate for one in records])
+        return 1 + (1 - records[kind].rate / fastest) / SELDOM if fastest else 1.0
 
     def learn_(self, tokens: Sequence[int]) -> None:
         """Tokens that each branch of the round got."""

@@ -6,7 +6,7 @@ from itertools import groupby
 import pytest
 
 from specsot.ops.draft import kinds as kinds_file
-from specsot.ops.draft.kinds import DECAY, HELD, LEAST, TRIAL, KindChooser, KindRecords
+from specsot.ops.draft.kinds import DECAY, HELD, LATE, LEAST, TRIAL, KindChooser, KindRecords
 
 NAMES = ("head", "table", "none")
 
@@ -54,7 +54,7 @@ def test_the_kind_with_most_tokens_per_millisecond_has_nearly_all_rounds(
     chooser = KindChooser(NAMES, KindRecords(), late=[0])
     played = play(chooser, clock, ms, tokens, rounds=9000)
     spans = [kind for kind, _ in groupby(played)]
-    assert spans[:3] == [*NAMES] and played.index("table") == HELD, "a late kind has more rounds"
+    assert spans[:3] == [*NAMES] and played.index("table") == LATE, "a late kind has more rounds"
     assert played.count(best) > 8800 and set(spans[3:]) == {*NAMES}, "with trials"
     choice = chooser.choice
     assert choice.kind == played[-1]
