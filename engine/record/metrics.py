@@ -174,9 +174,11 @@ class Meter:
         self.draft_rows += summary.work.rows
         self.draft_padding += summary.work.padding
         self.blends += [summary.blend] if summary.blend is not None else []
-        if summary.trees:
-            self.chosen.update(choice.size for choice in summary.choices if not choice.kind)
-            self.kinds.update(choice.kind for choice in summary.choices if choice.kind)
+        for choice in summary.choices if summary.trees else ():
+            if choice.kind:
+                self.kinds[choice.kind] += 1
+            else:
+                self.chosen[choice.size] += 1
         self.drafted += summary.drafted
         self.most_active = max(self.most_active, len(summary.branches))
         for name, committed, accepted in zip(

@@ -5,17 +5,16 @@ Kinds are numbers. Rounds of 1, 2 to 3, 4 to 7 ... branches are measured apart."
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
-from math import exp, log, sqrt
+from math import sqrt
 from time import perf_counter
 
 from ..types import DraftSize
 
 TIMES = 11  # rounds after which a kind was often timed
-SETTLED = 8.0  # timed rounds of a kind, decayed, that say what is usual
+SETTLED = 7  # timed rounds that say what is usual, and weight of all earlier ones
 SHORTEST = 1e-6  # milliseconds; a clock may show none
-DECAY = 0.97  # of the counts and times of a kind, for each round
+DECAY = 0.97  # of the counts of a kind, for each round
 LONGEST = 1.4  # times the mean of its span: one round that is longer is left out
-STALE = 0.998  # of the times of a kind, for each round of others
 SHARE = 0.0004  # loss by trials of a kind that was often timed, as a share of the rounds
 LEAST = 16  # fewest rounds between two trials of a kind
 OPTIMISM = 0.5  # standard errors that a trial adds to the counted tokens
@@ -25,7 +24,9 @@ TRIAL = 4  # rounds of a trial,
 LATE = 6  # of a late kind
 CLOSE = 0.1  # of the time between two trials, for a kind that seems as fast as the fastest one
 NEAR = 0.2  # gap to the fastest one that makes this time longer by all of it
-HELD = 8  # rounds of the current kind from one decision to the next
+HELD = 8  # rounds of the current kind from one decision to the next,
+LONGER = 4  # as many more after each decision that changed nothing,
+MOST = 24  # at most so many
 STAY = 0.98  # least rate of the current kind, relative to the fastest, that keeps it
 SLOWER = 0.85  # a kind is given up whose rate is surely below this part of the fastest one's
 UNTRIED = 0.7  # of the same where it has only the figures of another number of branches
@@ -40,34 +41,32 @@ def _clipped(factor: float) -> float:
 @dataclass(slots=True)
 class KindRecord:
     """What rounds of one kind gave. weight, tokens, squares: decayed sums over its branches, of
-    one, of tokens, and of their squares. timed, spent, logs: decayed sums over its rounds, of one,
-    of milliseconds, and of their logarithms; ms, usual: arithmetic and geometric mean. first: the
-    milliseconds of the first round after one of another kind, which are in no sum. waited: rounds
-    of others since; known: how well its times are known, 0 to TIMES, from these or from another
-    number of branches."""
+    one, of tokens, and of their squares. ms: usual milliseconds of a round; timed: the rounds that
+    say so, at most SETTLED; sample: the last measured time. first: the milliseconds of the first
+    round after one of another kind, which are in no mean. waited: rounds of others since; known:
+    how well its times are known, 0 to TIMES, from these or from another number of branches."""
 
     weight: float = 0.0
     tokens: float = 0.0
     squares: float = 0.0
     waited: int = 0
     known: int = 0
-    timed: float = 0.0
-    spent: float = 0.0
-    logs: float = 0.0
+    timed: int = 0
     ms: float = 0.0
-    usual: float = 0.0
+    sample: float = 0.0
     first: float = 0.0
 
     def time_(self, ms: float, rounds: int) -> None:
-        """Add the rounds of one span, of `ms` each."""
+        """Add the rounds of one span, of `ms` each. Of a kind that was often timed the usual time
+        moves towards the middle one of itself and the last two samples: one span in which other
+        programs ran changes nothing."""
         ms = max(ms, SHORTEST)
+        middle = sorted((self.ms, self.sample, ms))[1] if self.timed == SETTLED else ms
+        factor = middle / self.ms if self.timed else 1.0
+        self.ms = (self.ms if self.timed else ms) * factor ** (rounds / (self.timed + rounds))
+        self.sample = ms
         self.known = min(self.known + rounds, TIMES)
-        kept = DECAY**rounds * STALE**self.waited
-        self.timed = kept * self.timed + rounds
-        self.spent = kept * self.spent + rounds * ms
-        self.logs = kept * self.logs + rounds * log(ms)
-        self.ms = self.spent / self.timed
-        self.usual = exp(self.logs / self.timed)
+        self.timed = min(self.timed + rounds, SETTLED)
 
     def count_(self, tokens: Sequence[int], rounds: int = 1) -> None:
         """Add the tokens that branches got from one target forward each, in so many rounds."""
@@ -140,6 +139,7 @@ class KindChooser:
         self.choice = DraftSize(0, 0, 0.0, 0.0)
         self._bits = 0
         self._current = -1  # the kind of the last span that was not a trial
+        self._held = HELD  # rounds of a span of it
         self._span = Span([], is_switch=False, is_apart=False, left=0, starts=[])
 
     @property
@@ -165,10 +165,12 @@ class KindChooser:
         self._bits = len(owners).bit_length()
         if self._bits not in self.records.of:
             self.records.of[self._bits] = self._first_records()
+            self._held = HELD - LONGER
         records = self.records.of[self._bits]
         kinds = [kind for kind in range(len(records)) if is_late or kind not in self.late]
         self.chosen = self._next(records, kinds)
-        rounds = HELD if self.chosen == self._current else self._trial(self.chosen)
+        self._held = min(self._held + LONGER, MOST) if self.chosen == before else HELD
+        rounds = self._held if self.chosen == self._current else self._trial(self.chosen)
         is_apart = self.chosen != before
         is_switch = goes_on and is_apart
         self._span = Span(owners, is_switch, is_apart, left=rounds - 1, starts=[now])
@@ -206,14 +208,7 @@ class KindChooser:
             return [KindRecord() for _ in self.names]
         nearest = min(self.records.of, key=lambda bits: abs(bits - self._bits))
         return [
-            replace(
-                one,
-                waited=0,
-                timed=0.0,
-                spent=0.0,
-                logs=0.0,
-                known=0 if kind in self.late else one.known // 2,
-            )
+            replace(one, waited=0, timed=0, known=0 if kind in self.late else one.known // 2)
             for kind, one in enumerate(self.records.of[nearest])
         ]
 
@@ -226,12 +221,10 @@ class KindChooser:
             factor = ms / record.ms
             for one in self.records.of[self._bits]:
                 one.ms *= 1.0 if one.timed else factor
-        if record.timed >= SETTLED and not self._span.is_switch:
-            followed = 1 - (1 - FOLLOWED) ** rounds
-            change = _clipped(ms / record.usual) ** followed
-            self.records.pace *= change
-            ms /= change
-        record.time_(ms, rounds)
+        if record.timed == SETTLED and not self._span.is_switch:
+            self.records.pace *= _clipped(ms / record.ms) ** (1 - (1 - FOLLOWED) ** rounds)
+        else:
+            record.time_(ms, rounds)
 
     def _next(self, records: Sequence[KindRecord], kinds: Sequence[int]) -> int:
         """A kind that was never timed; else one that is due for a trial, the longest unused one
@@ -264,7 +257,7 @@ class KindChooser:
         """Whether a kind is surely slower than another one with every number of branches that is
         usual: with which a kind was timed often."""
         of = self.records.of.values()
-        usual = [records for records in of if any(one.timed >= SETTLED for one in records)]
+        usual = [records for records in of if any(one.timed == SETTLED for one in records)]
         return bool(usual) and all(
             records[kind].rate > 0
             and records[kind].optimistic(SURELY, 1.0) / records[kind].ms

@@ -18,6 +18,7 @@ from specsot.ops.draft.ngram import HostTree
 from specsot.ops.draft.recycle import RecycleTable
 from specsot.states import auto as auto_file
 from specsot.states.auto import matched
+from specsot.states.commit import Committer
 from specsot.states.drafters.recycle import RecycleDrafter
 from specsot.states.yaml.source import GraphError
 
@@ -166,6 +167,47 @@ def test_what_another_drafter_would_have_given_is_counted(monkeypatch: pytest.Mo
     twice = [Prompt(key, "Tell me about honey bees.") for key in "12"]
     played(block, "layout.max_num_branches=1", prompts=twice)
     assert {kind for kind, _ in found} == {2} and max(tokens for _, tokens in found) > 4
+
+
+def test_a_slower_drafter_drafts_fewer_trees_that_are_not_verified(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    in_turn(monkeypatch, 0)
+    monkeypatch.setattr(auto_file, "SHARE", 0.5)
+    found: list[int] = []
+    monkeypatch.setattr(KindChooser, "learn_of_", lambda self, kind, tokens: found.append(kind))
+    counts = []
+    for rarity in (1.0, 1e6):
+        found.clear()
+        monkeypatch.setattr(KindChooser, "rarity", lambda *_, rarity=rarity: rarity)
+        played("drafter={kind: recycle, or: [none, suffix]}")
+        counts.append(len(found))
+    assert counts[0] > 5 and counts[1] == 1
+
+
+@pytest.mark.parametrize(
+    ("drafter", "reads"),
+    [("none", False), ("suffix", False), ("vanilla", True), ("recycle, or: [none]", False)],
+)
+def test_rows_are_shown_to_drafters_that_read_them(
+    drafter: str, reads: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown: list[Any] = []
+    commit_ = Committer.commit_
+
+    def seen_(self: Committer, *batch: Any, **results: Any) -> Any:
+        observe = type(self.drafter).observe
+
+        def both(rows: Any) -> None:
+            shown.append(rows)
+            observe(self.drafter, rows)
+
+        monkeypatch.setattr(self.drafter, "observe", both)
+        return commit_(self, *batch, **results)
+
+    monkeypatch.setattr(Committer, "commit_", seen_)
+    played(f"drafter={{kind: {drafter}}}", prompts=PROMPTS[:1])
+    assert bool(shown) == reads
 
 
 def test_the_matched_drafts_of_a_tree() -> None:

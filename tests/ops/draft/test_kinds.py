@@ -6,7 +6,16 @@ from itertools import groupby
 import pytest
 
 from specsot.ops.draft import kinds as kinds_file
-from specsot.ops.draft.kinds import DECAY, HELD, LATE, LEAST, TRIAL, KindChooser, KindRecords
+from specsot.ops.draft.kinds import (
+    DECAY,
+    HELD,
+    LATE,
+    LEAST,
+    SETTLED,
+    TRIAL,
+    KindChooser,
+    KindRecords,
+)
 
 NAMES = ("head", "table", "none")
 
@@ -74,7 +83,7 @@ def test_a_choice_follows_when_times_change(clock: list[float]) -> None:
     chooser = KindChooser(NAMES, KindRecords())
     play(chooser, clock, (9.0, 6.0, 5.0), (3, 1, 1), rounds=50)
     played = play(chooser, clock, (20.0, 6.0, 5.0), (3, 1, 1), rounds=800)
-    assert played[-60:].count("none") > 50 and played.count("head") < 500
+    assert played[-60:].count("none") > 50 and played.count("head") < 700
 
 
 def test_a_machine_that_is_slower_for_a_while_changes_no_choice(clock: list[float]) -> None:
@@ -83,6 +92,36 @@ def test_a_machine_that_is_slower_for_a_while_changes_no_choice(clock: list[floa
     assert play(chooser, clock, (8.0, 9.6, 7.84), (2, 2, 1), rounds=300).count("head") > 285
     assert play(chooser, clock, (5.0, 6.0, 4.9), (2, 2, 1), rounds=300).count("head") > 285
     assert chooser.choice.ms == pytest.approx(5.0, rel=0.05)
+
+
+def test_where_kinds_change_the_difference_of_their_times_is_theirs(clock: list[float]) -> None:
+    chooser = KindChooser(NAMES, KindRecords())
+    play(chooser, clock, (5.0, 6.0, 5.2), (2, 1, 2), rounds=900)
+    trials = chooser.records.of[1][2]
+    assert trials.timed == SETTLED and trials.ms == pytest.approx(5.2)
+    played = play(chooser, clock, (5.0, 6.0, 5.8), (2, 1, 2), rounds=600)
+    assert played.count("none") > 2 * TRIAL
+    assert trials.ms > 5.3 and chooser.records.pace == pytest.approx(1.0)
+
+
+def test_one_slow_trial_changes_no_usual_time(clock: list[float]) -> None:
+    chooser = KindChooser(NAMES, KindRecords())
+    play(chooser, clock, (5.0, 6.0, 5.2), (2, 1, 2), rounds=900)
+    record = chooser.records.of[1][2]
+    played: list[str] = []
+    while played[-TRIAL:] != TRIAL * ["none"]:
+        ms = 9.0 if chooser.chosen == 2 else 5.2
+        played += play(chooser, clock, (5.0, 6.0, ms), (2, 1, 2), rounds=1)
+    play(chooser, clock, (5.0, 6.0, 5.2), (2, 1, 2), rounds=TRIAL)
+    assert record.sample > 6 and record.ms == pytest.approx(5.2)
+
+
+def test_a_slower_kind_follows_the_text_less_often(clock: list[float]) -> None:
+    chooser = KindChooser(NAMES, KindRecords())
+    chooser.choose_([0])
+    assert chooser.rarity(0) == 1, "nothing is known"
+    play(chooser, clock, (5.0, 10.0, 5.0), (2, 2, 1), rounds=300)
+    assert [chooser.rarity(kind) for kind in range(3)] == pytest.approx([1, 11, 11])
 
 
 def test_tokens_that_a_kind_would_have_given_count(clock: list[float]) -> None:
