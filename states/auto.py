@@ -23,9 +23,9 @@ OPENING = 32  # first rounds of a session, from which every drafter learns
 SHARE = 0.002  # of the time, for drafters without the round to learn in, and for unverified trees
 CANDIDATES = 2.0  # time of learning with the target's part of it, relative to the host's
 PROBES = 4  # most unverified trees at once
-AGAIN = 32  # requests of which one is read by a head that is surely slower,
-SELDOM = 4  # or by one that saves less than reading all of them may cost,
-READING = 0.06  # as a share of the time
+READING = 0.06  # share of the time that a head saves if it is worth reading all requests
+SELDOM = 4  # requests of which one is read if it saves less, twice as many after each of them,
+AGAIN = 32  # at most so many; all the time if it is surely slower
 
 
 class Probe(NamedTuple):
@@ -60,8 +60,7 @@ class AutoDrafter(Drafter):
     """A main drafter and others, which have no model. All of them follow the text: the main one
     reads a prompt at once, and the rows of rounds without it when it drafts again (`kept`); those
     that keep the target's best tokens do so in the rounds of others as far as it costs little.
-    The main one reads and drafts for one of AGAIN requests while it is surely slower, and for one
-    of SELDOM while it saves little.
+    The main one reads and drafts for fewer and fewer requests while it saves little.
 
     What the others would have gained is known without a forward: now and then one of them drafts
     a tree that is not verified, but compared with the tokens that follow (`Probe`)."""
@@ -105,9 +104,18 @@ class AutoDrafter(Drafter):
         if self.head.kv is None or self._observing:
             return self.main.reads() or bool(self._observing)
         records = self.chooser.records
-        again = SELDOM if self.chooser.gain(0) < READING else 1
-        records.refused = (records.refused + 1) % (AGAIN if 0 in slow else again)
-        return not records.refused
+        if 0 in slow:
+            records.again = AGAIN
+        elif self.chooser.gain(0) >= READING:
+            records.again = SELDOM
+            records.refused = 0
+            return True
+        records.refused += 1
+        if records.refused < records.again:
+            return False
+        records.again = min(2 * records.again, AGAIN)
+        records.refused = 0
+        return True
 
     def intake_(self, *, attention: str = "auto") -> Any:
         """Rows that the main drafter only reads in this round, or None, and those of the drafter of

@@ -93,13 +93,15 @@ class KindRecords:
     """What all runs of a session count. of: by the number of bits of the number of branches;
     pace: the time of a round of any kind now, relative to the recorded times, since other programs
     may slow the machine down. rounds, spent: of all kinds, and their milliseconds by number of
-    branches, as in `of`; refused: requests since a late kind was last allowed."""
+    branches, as in `of`; refused: requests since a late kind was last allowed; again: of how many
+    requests it is allowed for one."""
 
     of: dict[int, list[KindRecord]] = field(default_factory=dict)
     pace: float = 1.0
     rounds: int = 0
     spent: dict[int, float] = field(default_factory=dict)
     refused: int = 0
+    again: int = 0
 
 
 @dataclass(slots=True)

@@ -133,6 +133,24 @@ def test_a_drafter_that_is_surely_slower_reads_some_requests_only(
     assert (True, True) in drafted, "while only branches that it reads are active"
 
 
+def test_a_drafter_that_saves_little_reads_fewer_and_fewer_requests(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    session = open_session("bim_auto", threads=1, max_new_tokens=8)
+    run, _, _ = perform(session, PROMPTS[:1])
+    drafter = run.board["drafter"]
+    monkeypatch.setattr(KindChooser, "is_surely_slower", lambda *_: False)
+    read = []
+    for gain in (0.5, *[0.05] * 99, 0.5, 0.5, *[0.05] * 9):
+        monkeypatch.setattr(KindChooser, "gain", lambda *_, gain=gain: gain)
+        read.append(drafter.reads())
+    run.close()
+    assert [number for number, is_read in enumerate(read) if is_read] == [
+        *[0, 4, 12, 28, 60, 92],
+        *[100, 101, 105],
+    ]
+
+
 def test_rows_of_a_request_without_the_drafter_are_of_no_use_to_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
