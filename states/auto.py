@@ -24,8 +24,8 @@ SHARE = 0.002  # of the time, for drafters without the round to learn in, and fo
 CANDIDATES = 2.0  # time of learning with the target's part of it, relative to the host's
 PROBES = 4  # most unverified trees at once
 READING = 0.06  # share of the time that a head saves if it is worth reading all requests
-SELDOM = 4  # requests of which one is read if it saves less, twice as many after each of them,
-AGAIN = 32  # at most so many; all the time if it is surely slower
+SELDOM = 4  # requests of which one is read if it saves less; while it saves nothing, each time
+AGAIN = 32  # twice as many, at most these; so many at once if it is surely slower
 
 
 class Probe(NamedTuple):
@@ -39,7 +39,7 @@ class Probe(NamedTuple):
 
 class Allowance:
     """Milliseconds for work besides the rounds. It is due when as many are saved as it took last
-    time, or several times as many."""
+    time."""
 
     def __init__(self) -> None:
         self.saved = 0.0
@@ -50,8 +50,8 @@ class Allowance:
         return self.saved >= self.cost
 
     def spend_(self, start: float, factor: float = 1.0) -> None:
-        """The work has been done since `start` (of `perf_counter`); factor: how many times as much
-        is saved for the next one."""
+        """The work has been done since `start` (of `perf_counter`); factor: its whole cost,
+        relative to this time."""
         self.cost = factor * 1e3 * (perf_counter() - start)
         self.saved = 0.0
 
@@ -60,7 +60,8 @@ class AutoDrafter(Drafter):
     """A main drafter and others, which have no model. All of them follow the text: the main one
     reads a prompt at once, and the rows of rounds without it when it drafts again (`kept`); those
     that keep the target's best tokens do so in the rounds of others as far as it costs little.
-    The main one reads and drafts for fewer and fewer requests while it saves little.
+    The main one reads and drafts for one of SELDOM requests while it saves little, and for fewer
+    and fewer while it saves nothing.
 
     What the others would have gained is known without a forward: now and then one of them drafts
     a tree that is not verified, but compared with the tokens that follow (`Probe`)."""
@@ -80,8 +81,8 @@ class AutoDrafter(Drafter):
         self._observing = [kind for kind in others if type(kind).observe is not Drafter.observe]
         pairs = enumerate(self.kinds)
         self.learners = [(n, part) for n, kind in pairs for part in kind.parts if part.learns]
-        self._learners = [*self.learners]  # that are not surely slower
-        self._learning: list[tuple[int, Drafter]] = []  # of them, in this round
+        self._learners = [part for _, part in self.learners]  # that are not surely slower
+        self._learning: list[Drafter] = []  # in this round, besides the drafter of the round
         self._is_opening = True
         self._may_probe = False
         self._for_learning = Allowance()
@@ -98,18 +99,20 @@ class AutoDrafter(Drafter):
 
     def reads(self) -> bool:
         slow = {kind for kind in range(len(self.kinds)) if self.chooser.is_surely_slower(kind)}
-        self._learners = [pair for pair in self.learners if pair[0] not in slow]
+        self._learners = [part for kind, part in self.learners if kind not in slow]
         self._probed = [kind for kind in self.probed if kind not in slow]
         self._use_(self.used)
         if self.head.kv is None or self._observing:
             return self.main.reads() or bool(self._observing)
         records = self.chooser.records
+        gain = self.chooser.gain(0)
         if 0 in slow:
             records.again = AGAIN
-        elif self.chooser.gain(0) >= READING:
+        elif gain > 0:
             records.again = SELDOM
-            records.refused = 0
-            return True
+            if gain >= READING:
+                records.refused = 0
+                return True
         records.refused += 1
         if records.refused < records.again:
             return False
@@ -155,7 +158,7 @@ class AutoDrafter(Drafter):
         self._learn_with_(self._others if is_due else [])
         self._may_probe = self._for_probes.is_due
 
-    def _learn_with_(self, others: list[tuple[int, Drafter]]) -> None:
+    def _learn_with_(self, others: list[Drafter]) -> None:
         """The drafters that learn in a round besides its own."""
         self._learning = others
         self.used.candidates = bool(others) or self._learns or not self.learners
@@ -164,7 +167,7 @@ class AutoDrafter(Drafter):
         """Let a kind draft in the next rounds; the others wait."""
         self.used = used
         self._learns = any(part.learns for part in used.parts)
-        self._others = [pair for pair in self._learners if pair[1] not in used.parts]
+        self._others = [part for part in self._learners if part not in used.parts]
         for kind in self.kinds:
             for part in kind.parts:
                 part.waits = kind is not used
@@ -214,10 +217,9 @@ class AutoDrafter(Drafter):
     ) -> tuple[GammaRecord, ...]:
         if self._learning and branches:
             start = perf_counter()
-            for _, part in self._learning:
+            for part in self._learning:
                 part.learn(branches, result, paths)
-            rarity = min(self.chooser.rarity(kind) for kind, _ in self._learning)
-            self._for_learning.spend_(start, CANDIDATES * rarity)
+            self._for_learning.spend_(start, CANDIDATES)
             if not self._is_opening:
                 self._learn_with_([])
         if branches:
@@ -249,7 +251,7 @@ class AutoDrafter(Drafter):
             if kind.waits and not branch.ended:
                 start = perf_counter()
                 tree = kind.tree_(branch, nodes_for(kind.settings.offered, len(branches)))
-                self._for_probes.spend_(start, self.chooser.rarity(number))
+                self._for_probes.spend_(start)
                 self._probes.append(Probe(number, branch, size=branch.size, tree=tree))
 
 

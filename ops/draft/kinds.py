@@ -26,12 +26,11 @@ CLOSE = 0.1  # of the time between two trials, for a kind that seems as fast as 
 NEAR = 0.2  # gap to the fastest one that makes this time longer by all of it
 HELD = 8  # rounds of the current kind from one decision to the next,
 LONGER = 4  # as many more after each decision that changed nothing,
-MOST = 24  # at most so many
+SPAN = 40.0  # while they take fewer milliseconds
 STAY = 0.98  # least rate of the current kind, relative to the fastest, that keeps it
 SLOWER = 0.85  # a kind is given up whose rate is surely below this part of the fastest one's
 UNTRIED = 0.7  # of the same where it has only the figures of another number of branches
 SURELY = 2.0  # standard errors of its tokens
-SELDOM = 0.05  # gap to the fastest one that halves how often a kind that waits follows the text
 
 
 def _clipped(factor: float) -> float:
@@ -171,12 +170,15 @@ class KindChooser:
         records = self.records.of[self._bits]
         kinds = [kind for kind in range(len(records)) if is_late or kind not in self.late]
         self.chosen = self._next(records, kinds)
-        self._held = min(self._held + LONGER, MOST) if self.chosen == before else HELD
+        ms = records[self.chosen].ms * self.records.pace
+        if self.chosen != before:
+            self._held = HELD
+        elif self._held * ms < SPAN:
+            self._held += LONGER
         rounds = self._held if self.chosen == self._current else self._trial(self.chosen)
         is_apart = self.chosen != before
         is_switch = goes_on and is_apart
         self._span = Span(owners, is_switch, is_apart, left=rounds - 1, starts=[now])
-        ms = records[self.chosen].ms * self.records.pace
         tokens = len(owners) * records[self.chosen].rate * records[self.chosen].ms
         self.choice = DraftSize(0, 0, tokens, ms, kind=self.names[self.chosen])
         return rounds
@@ -281,13 +283,6 @@ class KindChooser:
             others = max(one.rate for one in records if one is not records[kind])
             saved += spent * max(1 - others / rate if rate else 1.0, 0.0)
         return saved / total
-
-    def rarity(self, kind: int) -> float:
-        """How many times less often than the fastest kind it should follow the text: its gap to the
-        fastest one, with the number of branches of this round, in parts of SELDOM, and 1 more."""
-        records = self.records.of[self._bits]
-        fastest = max([one.rate for one in records])
-        return 1 + (1 - records[kind].rate / fastest) / SELDOM if fastest else 1.0
 
     def learn_(self, tokens: Sequence[int]) -> None:
         """Tokens that each branch of the round got."""

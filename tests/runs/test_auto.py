@@ -133,7 +133,7 @@ def test_a_drafter_that_is_surely_slower_reads_some_requests_only(
     assert (True, True) in drafted, "while only branches that it reads are active"
 
 
-def test_a_drafter_that_saves_little_reads_fewer_and_fewer_requests(
+def test_a_drafter_that_saves_nothing_reads_fewer_and_fewer_requests(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     session = open_session("bim_auto", threads=1, max_new_tokens=8)
@@ -141,13 +141,13 @@ def test_a_drafter_that_saves_little_reads_fewer_and_fewer_requests(
     drafter = run.board["drafter"]
     monkeypatch.setattr(KindChooser, "is_surely_slower", lambda *_: False)
     read = []
-    for gain in (0.5, *[0.05] * 99, 0.5, 0.5, *[0.05] * 9):
+    for gain in (0.5, *[0.0] * 99, 0.5, 0.5, *[0.05] * 9):
         monkeypatch.setattr(KindChooser, "gain", lambda *_, gain=gain: gain)
         read.append(drafter.reads())
     run.close()
     assert [number for number, is_read in enumerate(read) if is_read] == [
         *[0, 4, 12, 28, 60, 92],
-        *[100, 101, 105],
+        *[100, 101, 105, 109],
     ]
 
 
@@ -185,22 +185,6 @@ def test_what_another_drafter_would_have_given_is_counted(monkeypatch: pytest.Mo
     twice = [Prompt(key, "Tell me about honey bees.") for key in "12"]
     played(block, "layout.max_num_branches=1", prompts=twice)
     assert {kind for kind, _ in found} == {2} and max(tokens for _, tokens in found) > 4
-
-
-def test_a_slower_drafter_drafts_fewer_trees_that_are_not_verified(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    in_turn(monkeypatch, 0)
-    monkeypatch.setattr(auto_file, "SHARE", 0.5)
-    found: list[int] = []
-    monkeypatch.setattr(KindChooser, "learn_of_", lambda self, kind, tokens: found.append(kind))
-    counts = []
-    for rarity in (1.0, 1e6):
-        found.clear()
-        monkeypatch.setattr(KindChooser, "rarity", lambda *_, rarity=rarity: rarity)
-        played("drafter={kind: recycle, or: [none, suffix]}")
-        counts.append(len(found))
-    assert counts[0] > 5 and counts[1] == 1
 
 
 @pytest.mark.parametrize(

@@ -116,14 +116,6 @@ def test_one_slow_trial_changes_no_usual_time(clock: list[float]) -> None:
     assert record.sample > 6 and record.ms == pytest.approx(5.2)
 
 
-def test_a_slower_kind_follows_the_text_less_often(clock: list[float]) -> None:
-    chooser = KindChooser(NAMES, KindRecords())
-    chooser.choose_([0])
-    assert chooser.rarity(0) == 1, "nothing is known"
-    play(chooser, clock, (5.0, 10.0, 5.0), (2, 2, 1), rounds=300)
-    assert [chooser.rarity(kind) for kind in range(3)] == pytest.approx([1, 11, 11])
-
-
 def test_tokens_that_a_kind_would_have_given_count(clock: list[float]) -> None:
     chooser = KindChooser(NAMES, KindRecords())
     play(chooser, clock, (5.0, 6.0, 5.0), (2, 1, 1), rounds=30)
