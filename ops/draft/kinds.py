@@ -164,14 +164,14 @@ class KindChooser:
         before = self.chosen
         self.finish_(now if goes_on else None)
         self._bits = len(owners).bit_length()
-        if self._bits not in self.records.of:
+        is_new = self._bits not in self.records.of
+        if is_new:
             self.records.of[self._bits] = self._first_records()
-            self._held = HELD - LONGER
         records = self.records.of[self._bits]
         kinds = [kind for kind in range(len(records)) if is_late or kind not in self.late]
         self.chosen = self._next(records, kinds)
         ms = records[self.chosen].ms * self.records.pace
-        if self.chosen != before:
+        if is_new or self.chosen != before:
             self._held = HELD
         elif self._held * ms < SPAN:
             self._held += LONGER

@@ -140,6 +140,21 @@ def test_runs_share_figures_and_a_new_number_of_branches_begins_with_the_nearest
     assert played.index("none") >= LEAST and played[-1] == "none", "found by a trial"
 
 
+@pytest.mark.parametrize(("ms", "most"), [(1.5, 28), (4.0, 12), (50.0, HELD)])
+def test_short_rounds_have_longer_spans(ms: float, most: int, clock: list[float]) -> None:
+    chooser = KindChooser(["none"], KindRecords())
+    for branches in (1, 4):
+        spans: list[int] = []
+        for _ in range(400):
+            if not chooser.continues_([*range(branches)]):
+                spans.append(0)
+                chooser.choose_([*range(branches)])
+            spans[-1] += 1
+            chooser.learn_([1] * branches)
+            clock[0] += ms / 1e3
+        assert max(spans) == spans[-2] == most and min(spans[1:-1]) >= HELD
+
+
 def test_neither_the_first_round_of_a_kind_nor_waiting_is_timed(clock: list[float]) -> None:
     chooser = KindChooser(NAMES, KindRecords())
     for kind, times in enumerate([TRIAL * [9.0], [70.0, 5.0, 4.0, 900.0]]):
