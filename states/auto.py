@@ -23,9 +23,9 @@ OPENING = 32  # first rounds of a session, from which every drafter learns
 SHARE = 0.002  # of the time, for drafters without the round to learn in, and for unverified trees
 CANDIDATES = 2.0  # time of learning with the target's part of it, relative to the host's
 PROBES = 4  # most unverified trees at once
-READING = 0.06  # share of the time that a head saves if it is worth reading all requests
-SELDOM = 4  # requests of which one is read if it saves less; while it saves nothing, each time
-AGAIN = 32  # twice as many, at most these; so many at once if it is surely slower
+READING = 0.06  # saved share of the time from which a head reads all requests
+SELDOM = 4  # it reads one of so many if it saves less; this doubles if it saves nothing,
+AGAIN = 32  # up to so many, which a head that is surely slower has at once
 
 
 class Probe(NamedTuple):

@@ -23,9 +23,8 @@ class BatchBuilder:
         newcomers, spans = ([], []) if step is None else self.start_(step)
         trees = None if proposal is None else self.trees(proposal)
         ran = [] if proposal is None else self.table.active
-        requests = [self.table.open[span.request] for span in spans]
-        tapped = any(branch.request.drafted for branch in ran)
-        tapped = tapped or any(request.drafted for request in requests)
+        requests = [*[b.request for b in ran], *[self.table.open[span.request] for span in spans]]
+        tapped = any(request.drafted for request in requests)
         placed = self.layout.place_(self.kv_cache.pools[0], trees, spans, tapped=tapped)
         drawing = [*ran, *[span.branch for span in spans if span.branch and span.draws]]
         sampled = [branch for branch in drawing if not branch.request.sampling.plain]

@@ -141,9 +141,9 @@ class Drafter:
     # -- a round ----------------------------------------------------------------------------------
 
     def reads(self) -> bool:
-        """Whether it reads the rows of a request that starts now; only then one with a model drafts
-        for it."""
-        return type(self).observe is not Drafter.observe
+        """Whether it reads the rows of a request that starts now. A drafter with a KV pool drafts
+        for no other requests."""
+        return self.kv is not None or type(self).observe is not Drafter.observe
 
     def serves(self, branch: Branch) -> bool:
         is_read = self.kv is None or branch.request.drafted

@@ -24,9 +24,9 @@ TRIAL = 4  # rounds of a trial,
 LATE = 6  # of a late kind
 CLOSE = 0.1  # of the time between two trials, for a kind that seems as fast as the fastest one
 NEAR = 0.2  # gap to the fastest one that makes this time longer by all of it
-HELD = 8  # rounds of the current kind from one decision to the next,
-LONGER = 4  # as many more after each decision that changed nothing,
-SPAN = 40.0  # while they take fewer milliseconds
+HELD = 8  # least rounds of the current kind from one decision to the next
+LONGER = 4  # added to them after each decision that changed nothing,
+SPAN = 40.0  # while they take fewer milliseconds in all
 STAY = 0.98  # least rate of the current kind, relative to the fastest, that keeps it
 SLOWER = 0.85  # a kind is given up whose rate is surely below this part of the fastest one's
 UNTRIED = 0.7  # of the same where it has only the figures of another number of branches
@@ -57,18 +57,19 @@ class KindRecord:
 
     def time_(self, ms: float, rounds: int) -> None:
         """Add the rounds of one span, of `ms` each. Of a kind that was often timed the usual time
-        moves towards the middle one of itself and the last two samples: one span in which other
+        moves towards the median of itself and the last two samples: one span in which other
         programs ran changes nothing."""
         ms = max(ms, SHORTEST)
-        middle = sorted((self.ms, self.sample, ms))[1] if self.timed == SETTLED else ms
-        factor = middle / self.ms if self.timed else 1.0
-        self.ms = (self.ms if self.timed else ms) * factor ** (rounds / (self.timed + rounds))
+        if not self.timed:
+            self.ms = ms
+        target = sorted((self.ms, self.sample, ms))[1] if self.timed == SETTLED else ms
+        self.ms *= (target / self.ms) ** (rounds / (self.timed + rounds))
         self.sample = ms
         self.known = min(self.known + rounds, TIMES)
         self.timed = min(self.timed + rounds, SETTLED)
 
     def count_(self, tokens: Sequence[int], rounds: int = 1) -> None:
-        """Add the tokens that branches got from one target forward each, in so many rounds."""
+        """Add the tokens of branches in `rounds` rounds, one number per branch and round."""
         kept = DECAY**rounds
         self.weight = kept * self.weight + len(tokens)
         self.tokens = kept * self.tokens + sum(tokens)
