@@ -105,8 +105,10 @@ def all_drafts_seen(good: Any, self: TreeMask, *given: Any) -> None:
     good(self._replace(visible_STT=torch.ones_like(self.visible_STT)), *given)
 
 
-def drafts_one_on(good: Any, self: Layout, kv: KVCache, trees: Any, spans: Any) -> Any:
-    placed = good(self, kv, trees, spans)
+def drafts_one_on(
+    good: Any, self: Layout, kv: KVCache, trees: Any, *rest: Any, **facts: Any
+) -> Any:
+    placed = good(self, kv, trees, *rest, **facts)
     if trees is not None:
         rows = placed.rows
         rows.positions_BQ.view(-1)[rows.nodes_ST[:, 1:].flatten()] += 1

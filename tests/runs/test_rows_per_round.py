@@ -101,8 +101,8 @@ def rounds(monkeypatch: pytest.MonkeyPatch) -> list[Round]:
         seen.append(Round(proposal, share(proposal, rows_per_round)))
         return seen[-1].after
 
-    def placed(layout: Layout, kv: Any, trees: Any, spans: Any) -> Any:
-        found = place_(layout, kv, trees, spans)
+    def placed(layout: Layout, kv: Any, trees: Any, spans: Any, **facts: Any) -> Any:
+        found = place_(layout, kv, trees, spans, **facts)
         if trees is not None:
             seen[-1].rows = found.rows.tokens_BQ.numel()
             seen[-1].riders = sum(len(s.tokens) * len(layout.rows_of(s.owner)) for s in spans)
