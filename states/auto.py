@@ -7,7 +7,7 @@ from dataclasses import replace
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ..ops.draft.kinds import KindChooser, KindRecords
+from ..ops.draft.kinds import Expectation, KindChooser, KindRecords
 from .drafter import DraftContext, Drafter
 from .graph.drafter_settings import nodes_for
 
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 KEPT = 256  # most rows of branches with all features of their rounds
 OPENING = 32  # first rounds of a session, from which every drafter learns
 SHARE = 0.002  # of the time, for drafters without the round to learn in, and for unverified trees
+GAINED = 0.05  # of the time of rounds for which a kind expected most, to ask such kinds again
 CANDIDATES = 2.0  # time of learning with the target's part of it, relative to the host's
 PROBES = 4  # most unverified trees at once
 READING = 0.06  # saved share of the time from which a head reads all requests
@@ -38,22 +39,19 @@ class Probe(NamedTuple):
 
 
 class Allowance:
-    """Milliseconds for work besides the rounds. It is due when as many are saved as it took last
-    time."""
+    """Milliseconds for work besides the rounds. It is due when those that it took are saved."""
 
     def __init__(self) -> None:
         self.saved = 0.0
-        self.cost = 0.0
 
     @property
     def is_due(self) -> bool:
-        return self.saved >= self.cost
+        return self.saved >= 0
 
     def spend_(self, start: float, factor: float = 1.0) -> None:
         """The work has been done since `start` (of `perf_counter`); factor: its whole cost,
         relative to this time."""
-        self.cost = factor * 1e3 * (perf_counter() - start)
-        self.saved = 0.0
+        self.saved -= factor * 1e3 * (perf_counter() - start)
 
 
 class AutoDrafter(Drafter):
@@ -74,7 +72,12 @@ class AutoDrafter(Drafter):
         names = [part.settings.kind for part in self.kinds]
         records = KindRecords() if context.costs is None else context.costs.kinds
         late = (0,) if main.parts[0].kv is not None else ()
-        self.chooser = KindChooser(names, records, late)
+        expecting = [
+            number
+            for number, each in enumerate(others, 1)
+            if type(each).expected_ is not Drafter.expected_ and each.chooser is None
+        ]
+        self.chooser = KindChooser(names, records, late, expecting)
         self.every = (self, *(part for kind in self.kinds for part in kind.parts))
         self.head = main.parts[0]
         self.kept: list[CommittedRows] = []
@@ -87,9 +90,11 @@ class AutoDrafter(Drafter):
         self._may_probe = False
         self._for_learning = Allowance()
         self._for_probes = Allowance()
+        self._for_expecting = Allowance()
+        self._expected: list[Drafter] = []  # that know of this round
         self._probes: list[Probe] = []
         drafts = [type(kind).tree_ is not Drafter.tree_ and kind.chooser is None for kind in others]
-        self.probed = [number for number, each in enumerate(drafts, 1) if each]
+        self.probed = [n for n, each in enumerate(drafts, 1) if each and n not in expecting]
         self._probed = [*self.probed]  # not surely slower, the next first
         self._use_(main)
 
@@ -126,8 +131,9 @@ class AutoDrafter(Drafter):
         active = self.active
         if active:
             owners = [branch.owner for branch in active]
-            if not self.chooser.continues_(owners):
-                self._choose_(active, owners)
+            expected = self._expect_(active)
+            if not self.chooser.continues_(owners, expected):
+                self._choose_(active, owners, expected)
         else:
             self.chooser.finish_()
         unread = None
@@ -143,10 +149,35 @@ class AutoDrafter(Drafter):
                 self.chooser.choice = self.chooser.choice._replace(size=size)
         return unread, batch
 
-    def _choose_(self, active: Sequence[Branch], owners: list[int]) -> None:
+    def _expect_(self, active: Sequence[Branch]) -> dict[int, Expectation]:
+        """What tokens each branch can expect in this round, by the kinds that know it."""
+        chosen = self.chooser.chosen
+        has_drafted = chosen in self.chooser.expecting
+        share = GAINED if has_drafted else SHARE
+        self._for_expecting.saved += share * self.chooser.choice.ms
+        is_due = self._for_expecting.is_due
+        numbers = self.chooser.expecting if is_due else [chosen] if has_drafted else []
+        self._expected = [self.kinds[number] for number in numbers]
+        if not numbers:
+            return {}
+        start = perf_counter()
+        expected = {}
+        for number in numbers:
+            kind = self.kinds[number]
+            nodes = nodes_for(kind.settings.offered, len(active))
+            each = [kind.expected_(branch, nodes) for branch in active]
+            drafts = sum([drafts for _, drafts in each])
+            expected[number] = Expectation([tokens for tokens, _ in each], drafts)
+        if is_due:
+            self._for_expecting.spend_(start)
+        return expected
+
+    def _choose_(
+        self, active: Sequence[Branch], owners: list[int], expected: dict[int, Expectation]
+    ) -> None:
         """Choose the drafter of the next rounds, and what is done besides in the first of them."""
         is_read = all(branch.request.drafted for branch in active)
-        rounds = self.chooser.choose_(owners, is_late=is_read)
+        rounds = self.chooser.choose_(owners, expected, is_late=is_read)
         used = self.kinds[self.chooser.chosen]
         if used is not self.used:
             self._use_(used)
@@ -223,7 +254,13 @@ class AutoDrafter(Drafter):
             if not self._is_opening:
                 self._learn_with_([])
         if branches:
-            self.chooser.learn_([len(path) for path in paths])
+            for kind in self._expected:
+                if kind is not self.used:
+                    kind.learn(branches, result, paths)
+            tokens_ST = result.tokens_ST
+            has_drafts = tokens_ST.shape[1] > 1
+            drafts = int((tokens_ST[:, 1:] >= 0).sum()) if has_drafts else 0
+            self.chooser.learn_([len(path) for path in paths], drafts)
             if self._may_probe or self._probes:
                 self._probe_(branches)
         return self.used.learn(branches, result, paths)

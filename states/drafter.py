@@ -203,6 +203,11 @@ class Drafter:
         """A tree of at most `nodes` nodes."""
         raise NotImplementedError(f"{type(self).__name__} has no method `tree_`, nor `grow`")
 
+    def expected_(self, branch: Branch, nodes: int) -> tuple[float, int]:
+        """Tokens that such a tree is expected to give, and about how many nodes it has, in less
+        time than `tree_` takes; `learn` of this round follows."""
+        raise NotImplementedError(f"{type(self).__name__} has no method `expected_`")
+
     def no_drafts(self, branches: int, work: DraftWork | None = None) -> Proposal:
         """Trees [S, 0]: verifying them is one ordinary decoding step of all branches."""
         import torch

@@ -3,22 +3,27 @@ counted acceptance and measured times of whole rounds. All numbers are on the ho
 
 Kinds are numbers. Rounds of 1, 2 to 3, 4 to 7 ... branches are measured apart."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import sqrt
 from time import perf_counter
+
+import numpy as np
 
 from ..types import DraftSize
 
 TIMES = 11  # rounds after which a kind was often timed
 SETTLED = 7  # timed rounds that say what is usual, and weight of all earlier ones
 SHORTEST = 1e-6  # milliseconds; a clock may show none
-DECAY = 0.97  # of the counts of a kind, for each round
+DECAY = 0.99  # of the counts of a kind, for each round of it
+FADING = 0.95  # of its recent counts, for each round of any kind
+STEADY = 10.0  # branches and rounds that its earlier counts weigh beside the recent ones
 LONGEST = 1.4  # times the mean of its span: one round that is longer is left out
 SHARE = 0.0004  # loss by trials of a kind that was often timed, as a share of the rounds
 LEAST = 16  # fewest rounds between two trials of a kind
 OPTIMISM = 0.5  # standard errors that a trial adds to the counted tokens
 FOLLOWED = 0.3  # part of a change of the times that counts as one of the machine's pace,
+SWITCHED = 0.5  # of a change where kinds change,
 SUDDEN = 1.5  # at most by this factor in a span
 TRIAL = 4  # rounds of a trial,
 LATE = 6  # of a late kind
@@ -28,6 +33,7 @@ HELD = 8  # least rounds of the current kind from one decision to the next
 LONGER = 4  # added to them after each decision that changed nothing,
 SPAN = 40.0  # while they take fewer milliseconds in all
 STAY = 0.98  # least rate of the current kind, relative to the fastest, that keeps it
+WORTH = 0.9  # of the same where the fastest one expects its tokens of one round
 SLOWER = 0.85  # a kind is given up whose rate is surely below this part of the fastest one's
 UNTRIED = 0.7  # of the same where it has only the figures of another number of branches
 SURELY = 2.0  # standard errors of its tokens
@@ -38,47 +44,85 @@ def _clipped(factor: float) -> float:
 
 
 @dataclass(slots=True)
-class KindRecord:
-    """What rounds of one kind gave. weight, tokens, squares: decayed sums over its branches, of
-    one, of tokens, and of their squares. ms: usual milliseconds of a round; timed: the rounds that
-    say so, at most SETTLED; sample: the last measured time. first: the milliseconds of the first
-    round after one of another kind, which are in no mean. waited: rounds of others since; known:
-    how well its times are known, 0 to TIMES, from these or from another number of branches."""
+class RoundTime:
+    """Times of rounds of one kind with a similar number of drafts in all. ms: the usual
+    milliseconds; timed: the rounds that say so, at most SETTLED; sample: the last measured time.
+    weight: decayed count of the rounds."""
 
-    weight: float = 0.0
-    tokens: float = 0.0
-    squares: float = 0.0
-    waited: int = 0
-    known: int = 0
-    timed: int = 0
     ms: float = 0.0
+    timed: int = 0
     sample: float = 0.0
-    first: float = 0.0
+    weight: float = 0.0
 
     def time_(self, ms: float, rounds: int) -> None:
-        """Add the rounds of one span, of `ms` each. Of a kind that was often timed the usual time
+        """Add the rounds of one span, of `ms` each. Of one that was often timed the usual time
         moves towards the median of itself and the last two samples: one span in which other
         programs ran changes nothing."""
-        ms = max(ms, SHORTEST)
         if not self.timed:
             self.ms = ms
         target = sorted((self.ms, self.sample, ms))[1] if self.timed == SETTLED else ms
         self.ms *= (target / self.ms) ** (rounds / (self.timed + rounds))
         self.sample = ms
-        self.known = min(self.known + rounds, TIMES)
         self.timed = min(self.timed + rounds, SETTLED)
 
-    def count_(self, tokens: Sequence[int], rounds: int = 1) -> None:
+
+@dataclass(slots=True)
+class KindRecord:
+    """What rounds of one kind gave. weight, tokens, squares: decayed sums over its branches, of
+    one, of tokens, and of their squares. times: by the number of bits of the drafts of
+    a round. first: the milliseconds of the first round after one of another kind, which are in no
+    mean. waited: rounds of others since; known: how well its times are known, 0 to TIMES, from
+    these or from another number of branches."""
+
+    weight: float = 0.0
+    tokens: float = 0.0
+    squares: float = 0.0
+    recent_weight: float = 0.0
+    recent_tokens: float = 0.0
+    waited: int = 0
+    known: int = 0
+    times: dict[int, RoundTime] = field(default_factory=dict)
+    first: float = 0.0
+
+    @property
+    def ms(self) -> float:
+        """Milliseconds of a round, by the sizes that its last rounds had; 0 if none was timed."""
+        rounds = sum([one.weight for one in self.times.values()])
+        return sum([one.weight * one.ms for one in self.times.values()]) / rounds if rounds else 0.0
+
+    def ms_with(self, drafts: int) -> float:
+        """Milliseconds of a round with so many drafts, between those that were timed."""
+        points = sorted(self.times.items())
+        return float(
+            np.interp(
+                drafts,
+                [0.75 * 2**size if size else 0 for size, _ in points],
+                [one.ms for _, one in points],
+            )
+        )
+
+    @property
+    def timed(self) -> int:
+        return max([one.timed for one in self.times.values()], default=0)
+
+    def count_(self, tokens: Sequence[float], rounds: int = 1) -> None:
         """Add the tokens of branches in `rounds` rounds, one number per branch and round."""
         kept = DECAY**rounds
         self.weight = kept * self.weight + len(tokens)
         self.tokens = kept * self.tokens + sum(tokens)
         self.squares = kept * self.squares + sum([count * count for count in tokens])
+        self.recent_weight += len(tokens)
+        self.recent_tokens += sum(tokens)
 
     @property
     def rate(self) -> float:
         """Expected tokens of a branch per millisecond of a round; 0 if they are not known."""
-        return self.tokens / self.weight / self.ms if self.weight and self.ms > 0 else 0.0
+        ms = self.ms
+        if not self.weight or not ms:
+            return 0.0
+        known = min(self.weight, STEADY)
+        tokens = self.recent_tokens + known * self.tokens / self.weight
+        return tokens / (self.recent_weight + known) / ms
 
     def optimistic(self, optimism: float, least_spread: float) -> float:
         """Expected tokens of a branch and `optimism` standard errors more (below 0: less); their
@@ -86,6 +130,22 @@ class KindRecord:
         mean = self.tokens / self.weight
         spread = max(self.squares / self.weight - mean * mean, least_spread)
         return mean + optimism * sqrt(spread / self.weight)
+
+
+@dataclass(frozen=True, slots=True)
+class Expectation:
+    """What tokens each branch can expect of the next round, and the drafts of all trees."""
+
+    tokens: list[float]
+    drafts: int
+
+    def rate(self, record: KindRecord) -> float:
+        """Expected tokens of a branch per millisecond."""
+        return sum(self.tokens) / len(self.tokens) / record.ms_with(self.drafts)
+
+
+Expected = Mapping[int, Expectation]
+NOTHING: Expected = {}
 
 
 @dataclass(slots=True)
@@ -108,13 +168,16 @@ class KindRecords:
 class Span:
     """Rounds of the same branches (`owners`) that have one kind. is_switch: they had another kind
     before; is_apart: the first round takes longer than the others do. left: rounds that have not
-    started; starts: of those that have, in seconds; tokens: what their branches got."""
+    started; starts: of those that have, in seconds; drafts: of all their trees; tokens: what their
+    branches got."""
 
     owners: list[int]
     is_switch: bool
     is_apart: bool
     left: int
     starts: list[float]
+    is_trial: bool = False
+    drafts: list[int] = field(default_factory=list)
     tokens: list[int] = field(default_factory=list)
 
     def times(self, now: float | None) -> list[float]:
@@ -129,14 +192,20 @@ class KindChooser:
     change, the difference of their times is theirs; else it is a change of the machine's pace.
 
     late: kinds whose first round reads what was committed before, so that a longer trial is better.
+    expecting: kinds that often know what tokens to expect of their next round: `expected`, by kind.
     choice: the kind's name, the size of its trees, and what is expected of the round."""
 
     def __init__(
-        self, names: Sequence[str], records: KindRecords, late: Collection[int] = ()
+        self,
+        names: Sequence[str],
+        records: KindRecords,
+        late: Collection[int] = (),
+        expecting: Collection[int] = (),
     ) -> None:
         self.names = names
         self.records = records
         self.late = late
+        self.expecting = expecting
         self.chosen = -1
         self.choice = DraftSize(0, 0, 0.0, 0.0)
         self._bits = 0
@@ -149,16 +218,21 @@ class KindChooser:
         """Of the kind and the number of branches of this round."""
         return self.records.of[self._bits][self.chosen]
 
-    def continues_(self, owners: list[int]) -> bool:
+    def continues_(self, owners: list[int], expected: Expected = NOTHING) -> bool:
         """Whether the next round, of these branches, belongs to the span; it has started then."""
         span = self._span
         if not span.left or owners != span.owners:
             return False
+        if expected and not span.is_trial and self._faster(expected) is not None:
+            return False
+        self._expect_(expected)
         span.left -= 1
         span.starts.append(perf_counter())
         return True
 
-    def choose_(self, owners: list[int], *, is_late: bool = True) -> int:
+    def choose_(
+        self, owners: list[int], expected: Expected = NOTHING, *, is_late: bool = True
+    ) -> int:
         """Start a span; returns how many rounds it has at most. is_late: allow late kinds."""
         now = perf_counter()
         goes_on = not set(owners).isdisjoint(self._span.owners)  # else the program may have waited
@@ -170,16 +244,24 @@ class KindChooser:
             self.records.of[self._bits] = self._first_records()
         records = self.records.of[self._bits]
         kinds = [kind for kind in range(len(records)) if is_late or kind not in self.late]
+        self._expect_(expected)
         self.chosen = self._next(records, kinds)
+        is_trial = self.chosen != self._current
+        if not is_trial and expected:
+            faster = self._faster(expected, kinds)
+            if faster is not None:
+                self.chosen = self._current = faster
         ms = records[self.chosen].ms * self.records.pace
         if is_new or self.chosen != before:
             self._held = HELD
         elif self._held * ms < SPAN:
             self._held += LONGER
-        rounds = self._held if self.chosen == self._current else self._trial(self.chosen)
+        rounds = self._trial(self.chosen) if is_trial else self._held
         is_apart = self.chosen != before
         is_switch = goes_on and is_apart
-        self._span = Span(owners, is_switch, is_apart, left=rounds - 1, starts=[now])
+        self._span = Span(
+            owners, is_switch, is_apart, left=rounds - 1, starts=[now], is_trial=is_trial
+        )
         tokens = len(owners) * records[self.chosen].rate * records[self.chosen].ms
         self.choice = DraftSize(0, 0, tokens, ms, kind=self.names[self.chosen])
         return rounds
@@ -192,19 +274,39 @@ class KindChooser:
             return
         times = span.times(now)
         self.records.spent[self._bits] = self.records.spent.get(self._bits, 0.0) + sum(times)
-        if span.is_apart and times:
-            first = times.pop(0)
-            if span.is_switch:
-                self.record.first = first / self.records.pace
-        if len(times) > 1 and max(times) > LONGEST * sum(times) / len(times):
-            times.remove(max(times))  # the machine may have done other work
-        if times:
-            self._time_(sum(times) / len(times), len(times))
-        self.record.count_(span.tokens, rounds)
+        if span.is_apart and times and span.is_switch:
+            self.record.first = times[0] / self.records.pace
+        of_size: dict[int, list[float]] = {}
+        for ms, drafts in list(zip(times, span.drafts, strict=False))[span.is_apart :]:
+            of_size.setdefault(drafts.bit_length(), []).append(ms)
+        for size, like in of_size.items():
+            if len(like) > 1 and max(like) > LONGEST * sum(like) / len(like):
+                like.remove(max(like))  # the machine may have done other work
+            self._time_(sum(like) / len(like), len(like), size)
+        if self.chosen not in self.expecting:
+            self.record.count_(span.tokens, rounds)
         for kind, record in enumerate(self.records.of[self._bits]):
             record.waited = 0 if kind == self.chosen else record.waited + rounds
+            record.recent_weight *= FADING**rounds
+            record.recent_tokens *= FADING**rounds
         self.records.rounds += rounds
-        self._span = replace(span, left=0, starts=[], tokens=[])
+        self._span = replace(span, left=0, starts=[], drafts=[], tokens=[])
+
+    def _expect_(self, expected: Expected) -> None:
+        for kind, each in expected.items():
+            self.records.of[self._bits][kind].count_(each.tokens)
+
+    def _faster(self, expected: Expected, kinds: Collection[int] | None = None) -> int | None:
+        """A kind that is clearly faster in this round than the chosen one."""
+        records = self.records.of[self._bits]
+        rates = {
+            kind: expected[kind].rate(record) if kind in expected and record.times else record.rate
+            for kind, record in enumerate(records)
+            if kinds is None or kind in kinds
+        }
+        fastest = max(rates, key=rates.__getitem__)
+        own = rates.get(self.chosen, 0.0)
+        return fastest if own < WORTH * rates[fastest] else None
 
     def _first_records(self) -> list[KindRecord]:
         """Of a new number of branches: the figures of the nearest one, half as well known, those of
@@ -213,23 +315,37 @@ class KindChooser:
             return [KindRecord() for _ in self.names]
         nearest = min(self.records.of, key=lambda bits: abs(bits - self._bits))
         return [
-            replace(one, waited=0, timed=0, known=0 if kind in self.late else one.known // 2)
+            replace(
+                one,
+                waited=0,
+                known=0 if kind in self.late else one.known // 2,
+                times={size: replace(times, timed=0) for size, times in one.times.items()},
+            )
             for kind, one in enumerate(self.records.of[nearest])
         ]
 
-    def _time_(self, ms: float, rounds: int) -> None:
-        """Time the kind of this span; times that others had with another number of branches change
-        in proportion."""
-        ms /= self.records.pace
+    def _time_(self, ms: float, rounds: int, size: int) -> None:
+        """Time the kind of this span; times that were measured with another number of branches
+        change in proportion."""
+        ms = max(ms / self.records.pace, SHORTEST)
         record = self.record
+        time = record.times.setdefault(size, RoundTime())
         if record.ms and not record.timed:
-            factor = ms / record.ms
+            factor = ms / (time.ms or record.ms)
             for one in self.records.of[self._bits]:
-                one.ms *= 1.0 if one.timed else factor
-        if record.timed == SETTLED and not self._span.is_switch:
-            self.records.pace *= _clipped(ms / record.ms) ** (1 - (1 - FOLLOWED) ** rounds)
+                for other in one.times.values():
+                    other.ms *= 1.0 if other.timed else factor
+        for other in record.times.values():
+            other.weight *= DECAY**rounds
+        time.weight += rounds
+        record.known = min(record.known + rounds, TIMES)
+        is_settled = time.timed == SETTLED
+        change = _clipped(ms / time.ms) if is_settled else 1.0
+        if not is_settled or self._span.is_switch:
+            time.time_(ms, rounds)
+            self.records.pace *= change**SWITCHED
         else:
-            record.time_(ms, rounds)
+            self.records.pace *= change ** (1 - (1 - FOLLOWED) ** rounds)
 
     def _next(self, records: Sequence[KindRecord], kinds: Sequence[int]) -> int:
         """A kind that was never timed; else one that is due for a trial, the longest unused one
@@ -238,7 +354,8 @@ class KindChooser:
         rates = {kind: records[kind].rate for kind in kinds}
         if not all(rates.values()):
             return next(kind for kind in kinds if not rates[kind])
-        fastest = max(kinds, key=rates.__getitem__)
+        usual = [kind for kind in kinds if kind not in self.expecting]
+        fastest = max(usual, key=rates.__getitem__)
         due = [kind for kind in kinds if kind != fastest and records[kind].waited >= LEAST]
         for kind in sorted(due, key=lambda kind: -records[kind].waited):
             record = records[kind]
@@ -250,7 +367,7 @@ class KindChooser:
             wait = loss / records[fastest].ms / SHARE * patience
             if record.waited >= wait:
                 return kind
-        if rates.get(self._current, 0.0) < STAY * rates[fastest]:
+        if self._current not in usual or rates[self._current] < STAY * rates[fastest]:
             self._current = fastest
         return self._current
 
@@ -267,7 +384,11 @@ class KindChooser:
             records[kind].rate > 0
             and records[kind].optimistic(SURELY, 1.0) / records[kind].ms
             < (SLOWER if records[kind].timed else UNTRIED)
-            * max(one.optimistic(-SURELY, 0.0) / one.ms for one in records if one.rate)
+            * max(
+                one.optimistic(-SURELY, 0.0) / one.ms
+                for other, one in enumerate(records)
+                if one.rate and other not in self.expecting
+            )
             for records in usual
         )
 
@@ -281,13 +402,18 @@ class KindChooser:
         for bits, spent in self.records.spent.items():
             records = self.records.of[bits]
             rate = records[kind].rate
-            others = max(one.rate for one in records if one is not records[kind])
+            others = max(
+                one.rate
+                for other, one in enumerate(records)
+                if other != kind and other not in self.expecting
+            )
             saved += spent * max(1 - others / rate if rate else 1.0, 0.0)
         return saved / total
 
-    def learn_(self, tokens: Sequence[int]) -> None:
-        """Tokens that each branch of the round got."""
+    def learn_(self, tokens: Sequence[int], drafts: int) -> None:
+        """Tokens that each branch of the round got, and the drafts of all trees."""
         self._span.tokens += tokens
+        self._span.drafts.append(drafts)
 
     def learn_of_(self, kind: int, tokens: int) -> None:
         """Tokens that a branch would have got from another kind."""

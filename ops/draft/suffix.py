@@ -104,6 +104,22 @@ class SuffixTexts:
         length = min(length, FAR)
         return self.hits[length] / self.tried[length]
 
+    def expected(self, matches: Sequence[Place], levels: int) -> float:
+        """About how many tokens a round with drafts of so many levels gives after these matches: as
+        if the longest one continued alone after the first level."""
+        if not matches or not levels:
+            return 1.0
+        place = matches[0]
+        token = self.texts[place.text][place.at]
+        like = [each.length for each in matches if self.texts[each.text][each.at] == token]
+        total = sum([each.length for each in matches])
+        tokens = 1.0
+        chance = sum(like) / total
+        for depth in range(levels):
+            chance *= self.chance(place.length + depth)
+            tokens += chance
+        return tokens + (1 - sum(like) / total) * self.chance(place.length)
+
     def count_(self, matches: Sequence[Place], token: int) -> None:
         """The branch's next token after matches."""
         if matches:

@@ -51,6 +51,35 @@ class SuffixDrafter(Drafter):
         return remembered_(self.texts, request.cache_salt, partial(SuffixTexts, most))
 
     def tree_(self, branch: Branch, nodes: int) -> HostTree:
+        matches = self._match_(branch)
+        return suffix_tree(
+            self._text_of[branch.owner][0],
+            matches,
+            nodes=nodes,
+            levels=self.settings.draft_depth,
+            stop_ids=branch.request.stop_ids,
+        )
+
+    def expected_(self, branch: Branch, nodes: int) -> tuple[float, int]:
+        matches = self._match_(branch)
+        levels = min(nodes, self.settings.draft_depth)
+        tokens = self._text_of[branch.owner][0].expected(matches, levels)
+        return tokens, nodes if matches else 0
+
+    def _match_(self, branch: Branch) -> list[Place]:
+        """The matches of a branch in this round."""
+        owner = branch.owner
+        if owner not in self._matches:
+            if owner not in self._text_of:
+                self._open_(branch)
+            self._read_(branch)
+            texts, text, _ = self._text_of[owner]
+            ids = texts.texts.get(text) or branch.context(branch.size - FAR)
+            self._matches[owner] = texts.matches(ids)
+        return self._matches[owner]
+
+    def _open_(self, branch: Branch) -> None:
+        """Start the text of a branch, after that of its request's prefix."""
         request = branch.request
         texts = self.texts_(request)
         if request.prefix_owner not in self._text_of:
@@ -58,16 +87,9 @@ class SuffixDrafter(Drafter):
         own, prefix, known = self._text_of[request.prefix_owner]
         own.append_(prefix, request.context[known:])
         self._text_of[request.prefix_owner] = own, prefix, len(request.context)
-        if branch.owner not in self._text_of:
-            start = branch.size - branch.num_tokens
-            before = branch.context(start - FAR)[: min(FAR, start)]
-            self._text_of[branch.owner] = texts, texts.open_(before), start
-        self._read_(branch)
-        texts = self._text_of[branch.owner][0]
-        matches = texts.matches(branch.context(branch.size - FAR))
-        self._matches[branch.owner] = matches
-        levels = self.settings.draft_depth
-        return suffix_tree(texts, matches, nodes=nodes, levels=levels, stop_ids=request.stop_ids)
+        start = branch.size - branch.num_tokens
+        before = branch.context(start - FAR)[: min(FAR, start)]
+        self._text_of[branch.owner] = texts, texts.open_(before), start
 
     def _read_(self, branch: Branch) -> None:
         """Append the branch's new tokens to its text."""

@@ -13,9 +13,10 @@ from specsot.engine.record.metrics import Meter
 from specsot.engine.run.api import open_session, token_digest
 from specsot.engine.run.session import perform
 from specsot.ops.draft import kinds as kinds_file
-from specsot.ops.draft.kinds import KindChooser
+from specsot.ops.draft.kinds import Expectation, KindChooser
 from specsot.ops.draft.ngram import HostTree
 from specsot.ops.draft.recycle import RecycleTable
+from specsot.ops.draft.suffix import SuffixTexts
 from specsot.states import auto as auto_file
 from specsot.states.auto import matched
 from specsot.states.commit import Committer
@@ -121,8 +122,10 @@ def test_a_drafter_that_is_surely_slower_reads_some_requests_only(
     drafted: list[tuple[bool, ...]] = []
     choose_ = KindChooser.choose_
 
-    def seen_(self: KindChooser, owners: Sequence[int], *, is_late: bool = True) -> int:
-        rounds = choose_(self, owners, is_late=is_late)
+    def seen_(
+        self: KindChooser, owners: Sequence[int], expected: Any, *, is_late: bool = True
+    ) -> int:
+        rounds = choose_(self, owners, expected, is_late=is_late)
         drafted.append((is_late, self.chosen == 0))
         return rounds
 
@@ -175,15 +178,34 @@ def test_rows_of_a_request_without_the_drafter_are_of_no_use_to_it(
 
 
 def test_what_another_drafter_would_have_given_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its trees are compared with the text: here one that an earlier answer has, for suffixes."""
+    """Its trees are compared with the text: here one that an earlier answer has."""
     in_turn(monkeypatch, 0)
     monkeypatch.setattr(auto_file, "SHARE", 1e6)  # always due
     found: list[tuple[int, int]] = []
     monkeypatch.setattr(KindChooser, "learn_of_", lambda self, *kind: found.append(kind))
-    block = "drafter={kind: recycle, or: [none, suffix]}"
+    block = "drafter={kind: suffix, or: [none, recycle]}"
     twice = [Prompt(key, "Tell me about honey bees.") for key in "12"]
     played(block, "layout.max_num_branches=1", prompts=twice)
     assert {kind for kind, _ in found} == {2} and max(tokens for _, tokens in found) > 4
+
+
+def test_suffixes_know_what_to_expect_of_rounds_without_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """They follow a text that others draft: an answer that is given again is expected."""
+    in_turn(monkeypatch, 0)
+    monkeypatch.setattr(auto_file, "SHARE", 1e6)  # always due
+    expected: list[Expectation] = []
+    monkeypatch.setattr(KindChooser, "_expect_", lambda self, each: expected.extend(each.values()))
+    counted: list[Any] = []
+    monkeypatch.setattr(SuffixTexts, "count_", lambda *known: counted.append(known))
+    block = "drafter={kind: recycle, or: [none, suffix]}"
+    twice = [Prompt(key, "Tell me about honey bees.") for key in "12"]
+    _, meter, _ = played(block, "layout.max_num_branches=1", prompts=twice)
+    assert meter.kinds.keys() == {"recycle"} and len(expected) == len(counted) > 9
+    half = len(expected) // 2
+    assert sum(one.drafts > 0 for one in expected[half:]) > half / 2
+    assert max(one.tokens[0] for one in expected[half:]) > 4
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,8 @@
 """Suffix matching: what is found, what is forgotten, and the trees of what followed."""
 
-from math import isclose, log
+from math import exp, isclose, log
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -74,3 +75,17 @@ def test_lengths_that_were_right_have_a_higher_chance() -> None:
         store.count_(store.matches([1, 2]), token)
     assert before < store.chance(2) == (4.0 * 2 / 4 + 3) / 8
     assert store.chance(FAR + 5) == store.chance(FAR)
+
+
+def test_what_is_expected_after_one_match_is_what_its_tree_promises() -> None:
+    store = SuffixTexts(most=100)
+    text = store.open_()
+    store.append_(text, [1, 2, 3, 4, 5, 6])
+    assert store.expected(store.matches([9, 9]), 4) == store.expected(store.matches([1, 2]), 0) == 1
+    matches = store.matches([1, 2])
+    tree = suffix_tree(store, matches, nodes=3, levels=3)
+    assert store.expected(matches, 3) == pytest.approx(1 + sum(map(exp, tree.scores)))
+    store.append_(text, [1, 2, 7])
+    matches = store.matches([1, 2])
+    tree = suffix_tree(store, matches, nodes=8, levels=1)
+    assert store.expected(matches, 1) == pytest.approx(1 + sum(map(exp, tree.scores)))
