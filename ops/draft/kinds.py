@@ -17,7 +17,7 @@ SETTLED = 7  # timed rounds that say what is usual, and weight of all earlier on
 SHORTEST = 1e-6  # milliseconds; a clock may show none
 DECAY = 0.99  # of the counts of a kind, for each round of it
 FADING = 0.95  # of its recent counts, for each round of any kind
-STEADY = 10.0  # branches and rounds that its earlier counts weigh beside the recent ones
+STEADY = 10.0  # recent counts of a branch that the mean of all counts weighs as much as
 LONGEST = 1.4  # times the mean of its span: one round that is longer is left out
 SHARE = 0.0004  # loss by trials of a kind that was often timed, as a share of the rounds
 LEAST = 16  # fewest rounds between two trials of a kind
@@ -69,10 +69,10 @@ class RoundTime:
 @dataclass(slots=True)
 class KindRecord:
     """What rounds of one kind gave. weight, tokens, squares: decayed sums over its branches, of
-    one, of tokens, and of their squares. times: by the number of bits of the drafts of
-    a round. first: the milliseconds of the first round after one of another kind, which are in no
-    mean. waited: rounds of others since; known: how well its times are known, 0 to TIMES, from
-    these or from another number of branches."""
+    one, of tokens, and of their squares; recent_weight, recent_tokens: of the last rounds. times:
+    by the number of bits of the drafts of a round. first: the milliseconds of the first round after
+    one of another kind, which are in no mean. waited: rounds of others since; known: how well its
+    times are known, 0 to TIMES, from these or from another number of branches."""
 
     weight: float = 0.0
     tokens: float = 0.0
@@ -92,14 +92,9 @@ class KindRecord:
 
     def ms_with(self, drafts: int) -> float:
         """Milliseconds of a round with so many drafts, between those that were timed."""
-        points = sorted(self.times.items())
-        return float(
-            np.interp(
-                drafts,
-                [0.75 * 2**size if size else 0 for size, _ in points],
-                [one.ms for _, one in points],
-            )
-        )
+        sizes = sorted(self.times)
+        middles = [0.75 * 2**size if size else 0.0 for size in sizes]
+        return float(np.interp(drafts, middles, [self.times[size].ms for size in sizes]))
 
     @property
     def timed(self) -> int:
@@ -116,7 +111,8 @@ class KindRecord:
 
     @property
     def rate(self) -> float:
-        """Expected tokens of a branch per millisecond of a round; 0 if they are not known."""
+        """Expected tokens of a branch per millisecond of a round; 0 if they are not known. The last
+        rounds say what to expect, and while there are few, the mean of all."""
         ms = self.ms
         if not self.weight or not ms:
             return 0.0

@@ -104,7 +104,7 @@ def test_where_kinds_change_the_difference_of_their_times_is_theirs(clock: list[
     assert trials.timed == SETTLED and trials.ms == pytest.approx(5.2)
     played = play(chooser, clock, (5.0, 6.0, 5.8), (2, 1, 2), rounds=900)
     assert played.count("none") > 2 * TRIAL
-    assert trials.ms > 5.3 and chooser.records.pace == pytest.approx(1.0)
+    assert trials.ms > 5.3 and chooser.records.pace == pytest.approx(1.0, rel=0.02)
 
 
 def test_one_slow_trial_changes_no_usual_time(clock: list[float]) -> None:
@@ -226,14 +226,14 @@ def test_a_kind_drafts_in_the_rounds_of_which_it_expects_much(clock: list[float]
         kind = chooser.chosen
         is_drafted = kind == 1 and is_match
         chooser.learn_([4 if is_drafted else 1], 8 * is_drafted)
-        clock[0] += (9.0 if kind == 0 else 7.0 if is_drafted else 5.0) / 1e3
+        clock[0] += (9.0, 7.0 if is_drafted else 5.6, 5.0)[kind] / 1e3
         chosen.append((is_match, NAMES[kind]))
     counts = [chosen[200:].count(pair) for pair in ((True, "table"), (False, "none"))]
     assert counts[0] > 160 and counts[1] > 200, "of 180 and 220"
     record = chooser.records.of[1][1]
     assert record.tokens / record.weight == pytest.approx(1 + 3 * 9 / 20, rel=0.1), "of all rounds"
-    assert [record.times[size].ms for size in (0, 4)] == pytest.approx([5.0, 7.0], rel=0.05)
-    assert record.ms_with(6) == pytest.approx(6.0, rel=0.05), "between them"
+    assert [record.times[size].ms for size in (0, 4)] == pytest.approx([5.6, 7.0], rel=0.05)
+    assert record.ms_with(6) == pytest.approx(6.3, rel=0.05), "between them"
 
 
 def test_larger_trees_do_not_count_as_a_slower_machine(clock: list[float]) -> None:
