@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 KEPT = 256  # most rows of branches with all features of their rounds
 OPENING = 32  # first rounds of a session, from which every drafter learns
 SHARE = 0.002  # of the time, for drafters without the round to learn in, and for unverified trees
-GAINED = 0.05  # of the time of rounds for which a kind expected most, to ask such kinds again
+GAINED = 0.02  # of the time of rounds for which a kind expected most, to ask such kinds again
 CANDIDATES = 2.0  # time of learning with the target's part of it, relative to the host's
 PROBES = 4  # most unverified trees at once
 READING = 0.06  # saved share of the time from which a head reads all requests
@@ -36,22 +36,6 @@ class Probe(NamedTuple):
     branch: Branch
     size: int
     tree: HostTree
-
-
-class Allowance:
-    """Milliseconds for work besides the rounds. It is due when those that it took are saved."""
-
-    def __init__(self) -> None:
-        self.saved = 0.0
-
-    @property
-    def is_due(self) -> bool:
-        return self.saved >= 0
-
-    def spend_(self, start: float, factor: float = 1.0) -> None:
-        """The work has been done since `start` (of `perf_counter`); factor: its whole cost,
-        relative to this time."""
-        self.saved -= factor * 1e3 * (perf_counter() - start)
 
 
 class AutoDrafter(Drafter):
@@ -88,9 +72,6 @@ class AutoDrafter(Drafter):
         self._learning: list[Drafter] = []  # in this round, besides the drafter of the round
         self._is_opening = True
         self._may_probe = False
-        self._for_learning = Allowance()
-        self._for_probes = Allowance()
-        self._for_expecting = Allowance()
         self._expected: list[Drafter] = []  # that know of this round
         self._probes: list[Probe] = []
         drafts = [type(kind).tree_ is not Drafter.tree_ and kind.chooser is None for kind in others]
@@ -150,12 +131,16 @@ class AutoDrafter(Drafter):
         return unread, batch
 
     def _expect_(self, active: Sequence[Branch]) -> dict[int, Expectation]:
-        """What tokens each branch can expect in this round, by the kinds that know it."""
+        """What tokens each branch can expect in this round, by the kinds that know it. The last
+        round has earned some time for that, and for other work besides the rounds."""
         chosen = self.chooser.chosen
         has_drafted = chosen in self.chooser.expecting
-        share = GAINED if has_drafted else SHARE
-        self._for_expecting.saved += share * self.chooser.choice.ms
-        is_due = self._for_expecting.is_due
+        ms = self.chooser.choice.ms
+        records = self.chooser.records
+        records.learning.saved += SHARE * ms
+        records.probing.saved += SHARE * ms
+        records.expecting.saved += (GAINED if has_drafted else SHARE) * ms
+        is_due = records.expecting.is_due
         numbers = self.chooser.expecting if is_due else [chosen] if has_drafted else []
         self._expected = [self.kinds[number] for number in numbers]
         if not numbers:
@@ -169,7 +154,7 @@ class AutoDrafter(Drafter):
             drafts = sum([drafts for _, drafts in each])
             expected[number] = Expectation([tokens for tokens, _ in each], drafts)
         if is_due:
-            self._for_expecting.spend_(start)
+            records.expecting.spend_(start)
         return expected
 
     def _choose_(
@@ -177,17 +162,14 @@ class AutoDrafter(Drafter):
     ) -> None:
         """Choose the drafter of the next rounds, and what is done besides in the first of them."""
         is_read = all(branch.request.drafted for branch in active)
-        rounds = self.chooser.choose_(owners, expected, is_late=is_read)
+        self.chooser.choose_(owners, expected, is_late=is_read)
         used = self.kinds[self.chooser.chosen]
         if used is not self.used:
             self._use_(used)
-        saved = SHARE * self.chooser.choice.ms * rounds
-        self._for_learning.saved += saved
-        self._for_probes.saved += saved
         self._is_opening = self.chooser.records.rounds < OPENING
-        is_due = self._is_opening or self._for_learning.is_due
+        is_due = self._is_opening or self.chooser.records.learning.is_due
         self._learn_with_(self._others if is_due else [])
-        self._may_probe = self._for_probes.is_due
+        self._may_probe = self.chooser.records.probing.is_due
 
     def _learn_with_(self, others: list[Drafter]) -> None:
         """The drafters that learn in a round besides its own."""
@@ -250,7 +232,7 @@ class AutoDrafter(Drafter):
             start = perf_counter()
             for part in self._learning:
                 part.learn(branches, result, paths)
-            self._for_learning.spend_(start, CANDIDATES)
+            self.chooser.records.learning.spend_(start, CANDIDATES)
             if not self._is_opening:
                 self._learn_with_([])
         if branches:
@@ -288,7 +270,7 @@ class AutoDrafter(Drafter):
             if kind.waits and not branch.ended:
                 start = perf_counter()
                 tree = kind.tree_(branch, nodes_for(kind.settings.offered, len(branches)))
-                self._for_probes.spend_(start)
+                self.chooser.records.probing.spend_(start)
                 self._probes.append(Probe(number, branch, size=branch.size, tree=tree))
 
 

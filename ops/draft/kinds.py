@@ -145,12 +145,28 @@ NOTHING: Expected = {}
 
 
 @dataclass(slots=True)
+class Allowance:
+    """Milliseconds for work besides the rounds. It is due when those that it took are saved."""
+
+    saved: float = 0.0
+
+    @property
+    def is_due(self) -> bool:
+        return self.saved >= 0
+
+    def spend_(self, start: float, factor: float = 1.0) -> None:
+        """The work has been done since `start` (of `perf_counter`); factor: its whole cost,
+        relative to this time."""
+        self.saved -= factor * 1e3 * (perf_counter() - start)
+
+
+@dataclass(slots=True)
 class KindRecords:
     """What all runs of a session count. of: by the number of bits of the number of branches;
     pace: the time of a round of any kind now, relative to the recorded times, since other programs
     may slow the machine down. rounds, spent: of all kinds, and their milliseconds by number of
     branches, as in `of`; refused: requests since a late kind was last allowed; again: of how many
-    requests it is allowed for one."""
+    requests it is allowed for one; learning, probing, expecting: of all drafters together."""
 
     of: dict[int, list[KindRecord]] = field(default_factory=dict)
     pace: float = 1.0
@@ -158,6 +174,9 @@ class KindRecords:
     spent: dict[int, float] = field(default_factory=dict)
     refused: int = 0
     again: int = 0
+    learning: Allowance = field(default_factory=Allowance)
+    probing: Allowance = field(default_factory=Allowance)
+    expecting: Allowance = field(default_factory=Allowance)
 
 
 @dataclass(slots=True)
@@ -205,7 +224,7 @@ class KindChooser:
         self.chosen = -1
         self.choice = DraftSize(0, 0, 0.0, 0.0)
         self._bits = 0
-        self._current = -1  # the kind of the last span that was not a trial
+        self._current = -1  # the kind of rounds that are no trial, and of which none expects more
         self._held = HELD  # rounds of a span of it
         self._span = Span([], is_switch=False, is_apart=False, left=0, starts=[])
 
@@ -233,6 +252,7 @@ class KindChooser:
         now = perf_counter()
         goes_on = not set(owners).isdisjoint(self._span.owners)  # else the program may have waited
         before = self.chosen
+        usual = self._current
         self.finish_(now if goes_on else None)
         self._bits = len(owners).bit_length()
         is_new = self._bits not in self.records.of
@@ -245,10 +265,9 @@ class KindChooser:
         is_trial = self.chosen != self._current
         if not is_trial and expected:
             faster = self._faster(expected, kinds)
-            if faster is not None:
-                self.chosen = self._current = faster
+            self.chosen = self.chosen if faster is None else faster
         ms = records[self.chosen].ms * self.records.pace
-        if is_new or self.chosen != before:
+        if is_new or self._current != usual:
             self._held = HELD
         elif self._held * ms < SPAN:
             self._held += LONGER

@@ -102,7 +102,7 @@ def test_where_kinds_change_the_difference_of_their_times_is_theirs(clock: list[
     play(chooser, clock, (5.0, 6.0, 5.2), (2, 1, 2), rounds=900)
     trials = chooser.records.of[1][2].times[0]
     assert trials.timed == SETTLED and trials.ms == pytest.approx(5.2)
-    played = play(chooser, clock, (5.0, 6.0, 5.8), (2, 1, 2), rounds=900)
+    played = play(chooser, clock, (5.0, 6.0, 5.8), (2, 1, 2), rounds=1500)
     assert played.count("none") > 2 * TRIAL
     play(chooser, clock, (5.0, 6.0, 5.8), (2, 1, 2), rounds=60)
     head = chooser.records.of[1][0]
