@@ -369,7 +369,7 @@ class KindChooser:
         rates = {kind: records[kind].rate for kind in kinds}
         if not all(rates.values()):
             return next(kind for kind in kinds if not rates[kind])
-        usual = [kind for kind in kinds if kind not in self.expecting]
+        usual = [kind for kind in kinds if kind not in self.expecting] or kinds
         fastest = max(usual, key=rates.__getitem__)
         due = [kind for kind in kinds if kind != fastest and records[kind].waited >= LEAST]
         for kind in sorted(due, key=lambda kind: -records[kind].waited):
@@ -417,11 +417,12 @@ class KindChooser:
         for bits, spent in self.records.spent.items():
             records = self.records.of[bits]
             rate = records[kind].rate
-            others = max(
+            rates = [
                 one.rate
                 for other, one in enumerate(records)
                 if other != kind and other not in self.expecting
-            )
+            ]
+            others = max(rates, default=0.0)
             saved += spent * max(1 - others / rate if rate else 1.0, 0.0)
         return saved / total
 

@@ -136,6 +136,20 @@ def test_a_drafter_that_is_surely_slower_reads_some_requests_only(
     assert (True, True) in drafted, "while only branches that it reads are active"
 
 
+@pytest.mark.parametrize("is_slow", [False, True])
+def test_suffixes_can_be_the_only_other_drafter(
+    is_slow: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They draft for all requests that the main drafter does not read."""
+    prompts = [Prompt(str(n), PROMPTS[n % 2].text) for n in range(6)]
+    expected = played(prompts=prompts)[0]
+    monkeypatch.setattr(KindChooser, "is_surely_slower", lambda *_: is_slow)
+    block = f"drafter={{kind: eagle3, {HEAD}, or: [suffix]}}"
+    digest, meter, _ = played(block, prompts=prompts)
+    assert digest == expected
+    assert meter.kinds.keys() == ({"suffix"} if is_slow else {"eagle3", "suffix"})
+
+
 def test_a_drafter_that_saves_nothing_reads_fewer_and_fewer_requests(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
