@@ -112,6 +112,7 @@ class AutoDrafter(Drafter):
         active = self.active
         if active:
             owners = [branch.owner for branch in active]
+            self._earn_()
             expected = self._expect_(active)
             if not self.chooser.continues_(owners, expected):
                 self._choose_(active, owners, expected)
@@ -130,16 +131,20 @@ class AutoDrafter(Drafter):
                 self.chooser.choice = self.chooser.choice._replace(size=size)
         return unread, batch
 
-    def _expect_(self, active: Sequence[Branch]) -> dict[int, Expectation]:
-        """What tokens each branch can expect in this round, by the kinds that know it. The last
-        round has earned some time for that, and for other work besides the rounds."""
-        chosen = self.chooser.chosen
-        has_drafted = chosen in self.chooser.expecting
+    def _earn_(self) -> None:
+        """Allow work besides the rounds for a share of the time of the last one."""
         ms = self.chooser.choice.ms
+        has_gained = self.chooser.chosen in self.chooser.expecting
         records = self.chooser.records
         records.learning.saved += SHARE * ms
         records.probing.saved += SHARE * ms
-        records.expecting.saved += (GAINED if has_drafted else SHARE) * ms
+        records.expecting.saved += (GAINED if has_gained else SHARE) * ms
+
+    def _expect_(self, active: Sequence[Branch]) -> dict[int, Expectation]:
+        """What tokens each branch can expect in this round, by the kinds that know it."""
+        chosen = self.chooser.chosen
+        has_drafted = chosen in self.chooser.expecting
+        records = self.chooser.records
         is_due = records.expecting.is_due
         numbers = self.chooser.expecting if is_due else [chosen] if has_drafted else []
         self._expected = [self.kinds[number] for number in numbers]

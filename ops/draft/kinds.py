@@ -17,7 +17,7 @@ SETTLED = 7  # timed rounds that say what is usual, and weight of all earlier on
 SHORTEST = 1e-6  # milliseconds; a clock may show none
 DECAY = 0.99  # of the counts of a kind, for each round of it
 FADING = 0.95  # of its recent counts, for each round of any kind
-STEADY = 10.0  # recent counts of a branch that the mean of all counts weighs as much as
+STEADY = 10.0  # weight of the mean of all counts, in recent counts of a branch
 LONGEST = 1.4  # times the mean of its span: one round that is longer is left out
 SHARE = 0.0004  # loss by trials of a kind that was often timed, as a share of the rounds
 LEAST = 16  # fewest rounds between two trials of a kind
@@ -181,12 +181,13 @@ class KindRecords:
 
 @dataclass(slots=True)
 class Span:
-    """Rounds of the same branches (`owners`) that have one kind. is_switch: they had another kind
-    before; is_apart: the first round takes longer than the others do. left: rounds that have not
-    started; starts: of those that have, in seconds; drafts: of all their trees; tokens: what their
-    branches got."""
+    """Rounds of the same branches (`owners`) that have one of the allowed `kinds`. is_switch: they
+    had another kind before; is_apart: the first round takes longer than the others do. left: rounds
+    that have not started; starts: of those that have, in seconds; drafts: of all their trees;
+    tokens: what their branches got."""
 
     owners: list[int]
+    kinds: list[int]
     is_switch: bool
     is_apart: bool
     left: int
@@ -226,7 +227,7 @@ class KindChooser:
         self._bits = 0
         self._current = -1  # the kind of rounds that are no trial, and of which none expects more
         self._held = HELD  # rounds of a span of it
-        self._span = Span([], is_switch=False, is_apart=False, left=0, starts=[])
+        self._span = Span([], [], is_switch=False, is_apart=False, left=0, starts=[])
 
     @property
     def record(self) -> KindRecord:
@@ -238,9 +239,9 @@ class KindChooser:
         span = self._span
         if not span.left or owners != span.owners:
             return False
-        if expected and not span.is_trial and self._faster(expected) is not None:
+        if not span.is_trial and self._faster(expected, span.kinds) is not None:
             return False
-        self._expect_(expected)
+        self._count_expected_(expected)
         span.left -= 1
         span.starts.append(perf_counter())
         return True
@@ -260,12 +261,12 @@ class KindChooser:
             self.records.of[self._bits] = self._first_records()
         records = self.records.of[self._bits]
         kinds = [kind for kind in range(len(records)) if is_late or kind not in self.late]
-        self._expect_(expected)
+        self._count_expected_(expected)
         self.chosen = self._next(records, kinds)
         is_trial = self.chosen != self._current
-        if not is_trial and expected:
-            faster = self._faster(expected, kinds)
-            self.chosen = self.chosen if faster is None else faster
+        faster = None if is_trial else self._faster(expected, kinds)
+        if faster is not None:
+            self.chosen = faster
         ms = records[self.chosen].ms * self.records.pace
         if is_new or self._current != usual:
             self._held = HELD
@@ -275,7 +276,7 @@ class KindChooser:
         is_apart = self.chosen != before
         is_switch = goes_on and is_apart
         self._span = Span(
-            owners, is_switch, is_apart, left=rounds - 1, starts=[now], is_trial=is_trial
+            owners, kinds, is_switch, is_apart, left=rounds - 1, starts=[now], is_trial=is_trial
         )
         tokens = len(owners) * records[self.chosen].rate * records[self.chosen].ms
         self.choice = DraftSize(0, 0, tokens, ms, kind=self.names[self.chosen])
@@ -307,21 +308,21 @@ class KindChooser:
         self.records.rounds += rounds
         self._span = replace(span, left=0, starts=[], drafts=[], tokens=[])
 
-    def _expect_(self, expected: Expected) -> None:
+    def _count_expected_(self, expected: Expected) -> None:
         for kind, each in expected.items():
             self.records.of[self._bits][kind].count_(each.tokens)
 
-    def _faster(self, expected: Expected, kinds: Collection[int] | None = None) -> int | None:
-        """A kind that is clearly faster in this round than the chosen one."""
+    def _faster(self, expected: Expected, kinds: Collection[int]) -> int | None:
+        """A kind that is clearly faster in this round than the chosen one: one that expects much of
+        it, or any kind if the chosen one expects little."""
         records = self.records.of[self._bits]
-        rates = {
-            kind: expected[kind].rate(record) if kind in expected and record.times else record.rate
-            for kind, record in enumerate(records)
-            if kinds is None or kind in kinds
-        }
-        fastest = max(rates, key=rates.__getitem__)
-        own = rates.get(self.chosen, 0.0)
-        return fastest if own < WORTH * rates[fastest] else None
+        rates = {kind: records[kind].rate for kind in kinds}
+        for kind, each in expected.items():
+            if records[kind].times:
+                rates[kind] = each.rate(records[kind])
+        others = rates if self.chosen in expected else expected
+        fastest = max(others, key=lambda kind: rates[kind], default=self.chosen)
+        return fastest if rates[self.chosen] < WORTH * rates[fastest] else None
 
     def _first_records(self) -> list[KindRecord]:
         """Of a new number of branches: the figures of the nearest one, half as well known, those of

@@ -120,13 +120,17 @@ class SuffixTexts:
             tokens += chance
         return tokens + (1 - sum(like) / total) * self.chance(place.length)
 
+    def kept(self, matches: Sequence[Place]) -> list[Place]:
+        """Those whose text has not been forgotten since."""
+        return [place for place in matches if place.text in self.texts]
+
     def count_(self, matches: Sequence[Place], token: int) -> None:
         """The branch's next token after matches."""
         if matches:
             length = matches[0].length
             self.tried[length] += 1
-            kept = (place for place in matches if place.text in self.texts)
-            self.hits[length] += any(self.texts[place.text][place.at] == token for place in kept)
+            found = [self.texts[place.text][place.at] for place in self.kept(matches)]
+            self.hits[length] += token in found
 
 
 def suffix_tree(

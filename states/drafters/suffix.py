@@ -76,7 +76,7 @@ class SuffixDrafter(Drafter):
             texts, text, _ = self._text_of[owner]
             ids = texts.texts.get(text) or branch.context(branch.size - FAR)
             self._matches[owner] = texts.matches(ids)
-        return self._matches[owner]
+        return self._text_of[owner][0].kept(self._matches[owner])
 
     def _open_(self, branch: Branch) -> None:
         """Start the text of a branch, after that of its request's prefix."""

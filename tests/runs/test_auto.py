@@ -210,7 +210,9 @@ def test_suffixes_know_what_to_expect_of_rounds_without_them(
     in_turn(monkeypatch, 0)
     monkeypatch.setattr(auto_file, "SHARE", 1e6)  # always due
     expected: list[Expectation] = []
-    monkeypatch.setattr(KindChooser, "_expect_", lambda self, each: expected.extend(each.values()))
+    monkeypatch.setattr(
+        KindChooser, "_count_expected_", lambda self, each: expected.extend(each.values())
+    )
     counted: list[Any] = []
     monkeypatch.setattr(SuffixTexts, "count_", lambda *known: counted.append(known))
     block = "drafter={kind: recycle, or: [none, suffix]}"
@@ -220,6 +222,17 @@ def test_suffixes_know_what_to_expect_of_rounds_without_them(
     half = len(expected) // 2
     assert sum(one.drafts > 0 for one in expected[half:]) > half / 2
     assert max(one.tokens[0] for one in expected[half:]) > 4
+
+
+def test_suffixes_forget_texts_between_expecting_and_drafting(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The text of one branch may end what another one matched in the same round."""
+    in_turn(monkeypatch, 1)
+    monkeypatch.setattr(auto_file, "SHARE", 1e6)  # always due
+    block = "drafter={kind: recycle, or: [{kind: suffix, most_tokens: 16}]}"
+    digest, meter, _ = played(block)
+    assert digest == played()[0] and meter.kinds.keys() == {"suffix"}
 
 
 @pytest.mark.parametrize(

@@ -277,3 +277,20 @@ def test_recent_rounds_weigh_more_and_are_forgotten() -> None:
     record.recent_weight *= 1e-6
     record.recent_tokens *= 1e-6
     assert record.rate == pytest.approx(2.4, abs=0.1), "the mean of all"
+
+
+def test_what_a_kind_expects_ends_no_span_for_a_kind_that_is_not_allowed(
+    clock: list[float],
+) -> None:
+    chooser = KindChooser(NAMES, KindRecords(), late=[0], expecting=[1])
+    play(chooser, clock, (5.0, 6.0, 5.0), (2, 1, 1), rounds=60)
+    expected = {1: Expectation([1.0], 0)}
+    spans = 0
+    for _ in range(80):
+        if not chooser.continues_([7], expected):
+            chooser.choose_([7], expected, is_late=False)
+            spans += 1
+        assert chooser.chosen != 0
+        chooser.learn_([1], 0)
+        clock[0] += 5e-3
+    assert spans < 20, "no new one in each round"

@@ -89,3 +89,11 @@ def test_what_is_expected_after_one_match_is_what_its_tree_promises() -> None:
     matches = store.matches([1, 2])
     tree = suffix_tree(store, matches, nodes=8, levels=1)
     assert store.expected(matches, 1) == pytest.approx(1 + sum(map(exp, tree.scores)))
+
+
+def test_matches_of_a_text_that_was_forgotten_are_dropped() -> None:
+    store = SuffixTexts(most=8)
+    store.append_(store.open_(), [1, 2, 3, 4])
+    matches = store.matches([1, 2])
+    store.append_(store.open_(), [5, 6, 7, 8, 9])
+    assert matches and store.kept(matches) == []
