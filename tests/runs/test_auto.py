@@ -230,9 +230,10 @@ def test_suffixes_forget_texts_between_expecting_and_drafting(
     """The text of one branch may end what another one matched in the same round."""
     in_turn(monkeypatch, 1)
     monkeypatch.setattr(auto_file, "SHARE", 1e6)  # always due
-    block = "drafter={kind: recycle, or: [{kind: suffix, most_tokens: 16}]}"
-    digest, meter, _ = played(block)
-    assert digest == played()[0] and meter.kinds.keys() == {"suffix"}
+    prompts = [Prompt(str(n), PROMPTS[n % 2].text) for n in range(6)]
+    block = "drafter={kind: recycle, or: [{kind: suffix, most_tokens: 120}]}"
+    digest, meter, _ = played(block, prompts=prompts)
+    assert digest == played(prompts=prompts)[0] and meter.kinds.keys() == {"suffix"}
 
 
 @pytest.mark.parametrize(
