@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 KEPT = 256  # most rows of branches with all features of their rounds
 OPENING = 32  # first rounds of a session, from which every drafter learns
 SHARE = 0.002  # of the time, for drafters without the round to learn in, and for unverified trees
-GAINED = 0.02  # of the time of rounds for which a kind expected most, to ask such kinds again
+GAINED = 0.02  # of the time of a round of a kind that expects its tokens, for `expected_`
 CANDIDATES = 2.0  # time of learning with the target's part of it, relative to the host's
 PROBES = 4  # most unverified trees at once
 READING = 0.06  # saved share of the time from which a head reads all requests
@@ -45,8 +45,9 @@ class AutoDrafter(Drafter):
     The main one reads and drafts for one of SELDOM requests while it saves little, and for fewer
     and fewer while it saves nothing.
 
-    What the others would have gained is known without a forward: now and then one of them drafts
-    a tree that is not verified, but compared with the tokens that follow (`Probe`)."""
+    What the others would have gained is known without a forward. Some know what to expect of the
+    next round (`expected_`). Now and then one of the rest drafts a tree that is not verified, but
+    compared with the tokens that follow (`Probe`)."""
 
     def __init__(self, main: Drafter, others: Sequence[Drafter], context: DraftContext) -> None:
         super().__init__(main.settings, replace(context, model=None, kv=None, costs=None))
@@ -72,7 +73,7 @@ class AutoDrafter(Drafter):
         self._learning: list[Drafter] = []  # in this round, besides the drafter of the round
         self._is_opening = True
         self._may_probe = False
-        self._expected: list[Drafter] = []  # that know of this round
+        self._expected: list[Drafter] = []  # those that were asked what to expect of this round
         self._probes: list[Probe] = []
         drafts = [type(kind).tree_ is not Drafter.tree_ and kind.chooser is None for kind in others]
         self.probed = [n for n, each in enumerate(drafts, 1) if each and n not in expecting]

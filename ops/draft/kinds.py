@@ -33,7 +33,7 @@ HELD = 8  # least rounds of the current kind from one decision to the next
 LONGER = 4  # added to them after each decision that changed nothing,
 SPAN = 40.0  # while they take fewer milliseconds in all
 STAY = 0.98  # least rate of the current kind, relative to the fastest, that keeps it
-WORTH = 0.9  # of the same where the fastest one expects its tokens of one round
+WORTH = 0.9  # of the same where the rate of one of them is that of this round alone
 SLOWER = 0.85  # a kind is given up whose rate is surely below this part of the fastest one's
 UNTRIED = 0.7  # of the same where it has only the figures of another number of branches
 SURELY = 2.0  # standard errors of its tokens
@@ -208,7 +208,8 @@ class KindChooser:
     change, the difference of their times is theirs; else it is a change of the machine's pace.
 
     late: kinds whose first round reads what was committed before, so that a longer trial is better.
-    expecting: kinds that often know what tokens to expect of their next round: `expected`, by kind.
+    expecting: kinds that can tell the tokens of their next round; `expected` has what they told.
+    They draft in the rounds of which they expect most, and have no part in other decisions.
     choice: the kind's name, the size of its trees, and what is expected of the round."""
 
     def __init__(
@@ -225,7 +226,7 @@ class KindChooser:
         self.chosen = -1
         self.choice = DraftSize(0, 0, 0.0, 0.0)
         self._bits = 0
-        self._current = -1  # the kind of rounds that are no trial, and of which none expects more
+        self._current = -1  # the kind of rounds without a trial or a kind that expects more
         self._held = HELD  # rounds of a span of it
         self._span = Span([], [], is_switch=False, is_apart=False, left=0, starts=[])
 
@@ -293,7 +294,8 @@ class KindChooser:
         if span.is_apart and times and span.is_switch:
             self.record.first = times[0] / self.records.pace
         of_size: dict[int, list[float]] = {}
-        for ms, drafts in list(zip(times, span.drafts, strict=False))[span.is_apart :]:
+        timed = list(zip(times, span.drafts, strict=False))
+        for ms, drafts in timed[1:] if span.is_apart else timed:
             of_size.setdefault(drafts.bit_length(), []).append(ms)
         for size, like in of_size.items():
             if len(like) > 1 and max(like) > LONGEST * sum(like) / len(like):
@@ -309,6 +311,7 @@ class KindChooser:
         self._span = replace(span, left=0, starts=[], drafts=[], tokens=[])
 
     def _count_expected_(self, expected: Expected) -> None:
+        """Count what kinds expect of all rounds, in place of the tokens of their own rounds."""
         for kind, each in expected.items():
             self.records.of[self._bits][kind].count_(each.tokens)
 
